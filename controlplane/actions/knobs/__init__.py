@@ -1,0 +1,1 @@
+"""Discovered, not listed: one module each."""

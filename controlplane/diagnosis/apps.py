@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class DiagnosisConfig(AppConfig):
+    name = "controlplane.diagnosis"
+    default_auto_field = "django.db.models.BigAutoField"

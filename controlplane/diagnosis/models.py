@@ -1,0 +1,98 @@
+"""Incidents, the explanation given for each, and the evidence under it."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from controlplane.accounts.models import Tenant
+from slo.models import Objective
+
+
+class Incident(models.Model):
+    """One thing going wrong for one objective in one scope (an engine's name, or "" for all).
+
+    `bad_since` is the start of the first bad control window, `opened_at` when it was seen.
+    """
+
+    class State(models.TextChoices):
+        OPEN = "open", _("open")
+        CLOSED = "closed", _("closed")
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="incidents")
+    objective = models.ForeignKey(Objective, on_delete=models.CASCADE, related_name="incidents")
+    scope = models.CharField(max_length=100, blank=True, default="")
+    state = models.CharField(max_length=10, choices=State.choices, default=State.OPEN)
+    trigger = models.CharField(max_length=60)
+    bad_since = models.DateTimeField()
+    opened_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True, blank=True)
+    reopened = models.PositiveIntegerField(default=0)
+    good_windows = models.PositiveSmallIntegerField(default=0)
+    bad_events = models.FloatField(default=0)
+    total_events = models.FloatField(default=0)
+    example_trace_id = models.CharField(max_length=32, blank=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["objective", "scope"],
+                condition=models.Q(state="open"),
+                name="one_open_incident",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.objective} on {self.scope or self.objective.service}"
+
+
+class Diagnosis(models.Model):
+    """What explains an incident. The newest is the current one; older ones are kept.
+
+    `cause` is a slug of diagnosis/causes or "unknown". `rivals` lists the other causes examined,
+    best first: [{"cause", "score", "because"}]. `remedy` is the cause's ordered wish list:
+    [{"knob", "to", "why"}]. `facts` holds the numbers of the sentence.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    incident = models.ForeignKey(Incident, on_delete=models.CASCADE, related_name="diagnoses")
+    made_at = models.DateTimeField()
+    cause = models.SlugField(max_length=60)
+    score = models.FloatField()
+    because = models.TextField()
+    facts = models.JSONField(default=dict, blank=True)
+    rivals = models.JSONField(default=list, blank=True)
+    remedy = models.JSONField(default=list, blank=True)
+    window_start = models.DateTimeField()
+    window_end = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-made_at"]
+
+    def __str__(self) -> str:
+        return f"{self.cause} ({self.score:.2f})"
+
+
+class Evidence(models.Model):
+    """One measured fact for or against one cause. Every sentence on the page is such a row."""
+
+    diagnosis = models.ForeignKey(Diagnosis, on_delete=models.CASCADE, related_name="evidence")
+    cause = models.SlugField(max_length=60)
+    supports = models.BooleanField()
+    sentence = models.TextField()
+    metric = models.CharField(max_length=120, blank=True)
+    unit = models.CharField(max_length=20, blank=True)
+    before = models.FloatField(null=True, blank=True)
+    value = models.FloatField(null=True, blank=True)
+    threshold = models.FloatField(null=True, blank=True)
+    points = models.JSONField(default=list, blank=True)
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return self.sentence

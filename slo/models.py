@@ -1,0 +1,76 @@
+"""Objectives and what was read of them, one row per control window."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from controlplane.accounts.models import Tenant
+from tracing.types import Signal
+
+
+class Objective(models.Model):
+    """A target over a window for one indicator of one service (SLO).
+
+    `indicator` is the slug of a module in slo/indicators and `spec` its parameters; a new kind
+    needs no migration. `target` is a share in (0, 1): 1 would leave no budget to divide by.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="objectives")
+    slug = models.SlugField(max_length=80)
+    name = models.CharField(max_length=120)
+    service = models.CharField(max_length=100)
+    indicator = models.SlugField(max_length=40)
+    spec = models.JSONField(default=dict)
+    target = models.FloatField(validators=[MinValueValidator(0.5), MaxValueValidator(0.99999)])
+    window_days = models.PositiveSmallIntegerField(
+        default=30, validators=[MinValueValidator(1), MaxValueValidator(90)]
+    )
+    fast_burn = models.FloatField(
+        default=14.4,
+        validators=[MinValueValidator(1.0)],
+        help_text=_("Burn rate at which two control windows in a row open an incident."),
+    )
+    enabled = models.BooleanField(default=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["tenant", "slug"], name="objective_slug")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def budget(self) -> float:
+        return 1 - self.target
+
+
+class Reading(models.Model):
+    """Good and total events of one control window, for the service (scope "") or one engine.
+
+    `good_sum` and `total_sum` are running sums over the objective's and scope's readings, so any
+    window's count is the difference of two rows.
+    """
+
+    objective = models.ForeignKey(Objective, on_delete=models.CASCADE, related_name="readings")
+    scope = models.CharField(max_length=100, blank=True, default="")
+    window_end = models.DateTimeField()
+    window_s = models.FloatField(default=15.0)
+    good = models.FloatField(default=0)
+    total = models.FloatField(default=0)
+    good_sum = models.FloatField(default=0)
+    total_sum = models.FloatField(default=0)
+    signal = models.CharField(max_length=12, choices=[(s.value, s.value) for s in Signal])
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["objective", "scope", "window_end"], name="reading_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.window_end:%H:%M:%S} {self.good:g}/{self.total:g} {self.signal}"
