@@ -1,0 +1,51 @@
+"""What every response carries and every request knows."""
+
+from __future__ import annotations
+
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.utils.deprecation import MiddlewareMixin
+
+from controlplane.accounts.models import Tenant
+
+# No inline script or style anywhere: geometry is drawn with SVG attributes, which this allows.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+
+class ContentSecurityPolicy(MiddlewareMixin):
+    """Sends `POLICY` with every response; a view that must loosen it sets the header itself."""
+
+    def process_response(
+        self, request: HttpRequest, response: HttpResponseBase
+    ) -> HttpResponseBase:
+        response.headers.setdefault("Content-Security-Policy", POLICY)
+        return response
+
+
+class CurrentTenant(MiddlewareMixin):
+    """Sets `request.tenant`: the tenant the user joined first, None for anonymous or a stranger.
+
+    Costs one query for a signed-in user, none for anyone else.
+    """
+
+    def process_request(self, request: HttpRequest) -> None:
+        tenant = None
+        if request.user.is_authenticated:
+            tenant = (
+                Tenant.objects.filter(memberships__user=request.user)
+                .order_by("memberships__id")
+                .first()
+            )
+        request.tenant = tenant  # type: ignore[attr-defined]
