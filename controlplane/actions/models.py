@@ -35,9 +35,7 @@ NEXT: dict[str, frozenset[str]] = {
     State.DISPATCHED: frozenset(
         {State.ACKNOWLEDGED, State.APPLIED, State.FAILED, State.EXPIRED, State.ROLLING_BACK}
     ),
-    State.ACKNOWLEDGED: frozenset(
-        {State.APPLIED, State.FAILED, State.EXPIRED, State.ROLLING_BACK}
-    ),
+    State.ACKNOWLEDGED: frozenset({State.APPLIED, State.FAILED, State.EXPIRED, State.ROLLING_BACK}),
     State.APPLIED: frozenset({State.VERIFYING, State.ROLLING_BACK}),
     State.VERIFYING: frozenset({State.VERIFIED, State.ROLLING_BACK}),
     State.ROLLING_BACK: frozenset({State.ROLLED_BACK, State.ROLLBACK_FAILED}),

@@ -1,0 +1,82 @@
+"""Reads actions and says in words what was done and what came of it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from django.db.models import Max, QuerySet
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
+from controlplane.accounts.models import Tenant
+from controlplane.actions.models import IN_FLIGHT, Action, State
+from controlplane.diagnosis.models import Incident
+from controlplane.fleet.models import Engine
+
+RECENT_MAX = 500
+
+
+def actions_of(incident: Incident) -> list[Action]:
+    """The incident's actions, oldest first, with their transitions."""
+    return list(_actions(incident.tenant).filter(incident=incident).order_by("created_at", "id"))
+
+
+def action_in_flight(engine: Engine) -> Action | None:
+    return Action.objects.filter(engine=engine, state__in=IN_FLIGHT).first()
+
+
+def actions_in_flight(tenant: Tenant) -> list[Action]:
+    """Oldest first."""
+    return list(_actions(tenant).filter(state__in=IN_FLIGHT).order_by("created_at", "id"))
+
+
+def actions_recent(tenant: Tenant, limit: int = 50) -> list[Action]:
+    """Newest first; at most RECENT_MAX."""
+    return list(_actions(tenant)[: min(limit, RECENT_MAX)])
+
+
+def action_get(tenant: Tenant, action_id: UUID | str) -> Action:
+    """Raises Action.DoesNotExist; another tenant's action does not exist."""
+    return _actions(tenant).get(pk=action_id)
+
+
+def acted_at(incident: Incident) -> datetime | None:
+    """When the incident's newest action ended, None while there is none."""
+    ended: datetime | None = incident.actions.aggregate(at=Max("ended_at"))["at"]
+    return ended
+
+
+def sentence(action: Action) -> str:
+    """What the action did and what came of it, as one line of the story."""
+    steps = ", ".join(
+        _("%(knob)s from %(from)s to %(to)s")
+        % {"knob": knob, "from": change["from"], "to": change["to"]}
+        for knob, change in action.changes.items()
+    )
+    told = _(OUTCOME_WORDS[action.state]) % {"steps": steps, "engine": action.engine.name}
+    outcome = str(action.outcome.get("sentence", ""))
+    return f"{told}: {outcome}" if outcome else told
+
+
+# State → its sentence, marked here and translated when told.
+OUTCOME_WORDS: dict[str, str] = {
+    State.PROPOSED: gettext_noop("Proposes %(steps)s on %(engine)s"),
+    State.APPROVED: gettext_noop("Will change %(steps)s on %(engine)s"),
+    State.DISPATCHED: gettext_noop("Told the agent to change %(steps)s on %(engine)s"),
+    State.ACKNOWLEDGED: gettext_noop("The agent is changing %(steps)s on %(engine)s"),
+    State.APPLIED: gettext_noop("Changed %(steps)s on %(engine)s"),
+    State.VERIFYING: gettext_noop("Changed %(steps)s on %(engine)s, now checking"),
+    State.VERIFIED: gettext_noop("Kept %(steps)s on %(engine)s"),
+    State.REJECTED: gettext_noop("Did not change %(steps)s on %(engine)s"),
+    State.EXPIRED: gettext_noop("Did not change %(steps)s on %(engine)s in time"),
+    State.FAILED: gettext_noop("Could not change %(steps)s on %(engine)s"),
+    State.ROLLING_BACK: gettext_noop("Undoing %(steps)s on %(engine)s"),
+    State.ROLLED_BACK: gettext_noop("Undid %(steps)s on %(engine)s"),
+    State.ROLLBACK_FAILED: gettext_noop("Could not undo %(steps)s on %(engine)s"),
+}
+
+
+def _actions(tenant: Tenant) -> QuerySet[Action]:
+    rows = Action.objects.filter(tenant=tenant).select_related("engine", "incident", "tenant")
+    return rows.prefetch_related("transitions")

@@ -1,0 +1,73 @@
+"""The contract of a channel: how one message reaches people.
+
+A channel is one module in channels/ with a module-level `CHANNEL`. It imports this and nothing
+else of ours; queueing, retries and the log are the outbox's (services.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The receiver took it. `status` is its HTTP status."""
+
+    status: int
+
+
+class SendError(Exception):
+    """It was not taken. `permanent`: trying the same again cannot help.
+
+    `retry_after_s` is what the receiver asked for, if it did.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        permanent: bool,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.permanent = permanent
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+class Channel(Protocol):
+    """Implemented by `CHANNEL` of each module in channels/."""
+
+    @property
+    def slug(self) -> str: ...
+
+    @property
+    def label(self) -> str: ...
+
+    def send(self, *, url: str, message: Message, delivery_id: str) -> Sent:
+        """Hand over one message; raises SendError. Takes at most a few seconds.
+
+        `delivery_id` lets the receiver recognise a message it has seen (delivery is at least once).
+        """
+        ...
+
+
+@cache
+def channels() -> dict[str, Channel]:
+    """Every kind of channel by slug, found by looking into channels/."""
+    package = importlib.import_module("controlplane.alerts.channels")
+    found: dict[str, Channel] = {}
+    for module in pkgutil.iter_modules(package.__path__):
+        channel: Channel = importlib.import_module(f"{package.__name__}.{module.name}").CHANNEL
+        assert channel.slug == module.name, f"{module.name}: slug is {channel.slug!r}"
+        found[channel.slug] = channel
+    return found

@@ -1,0 +1,254 @@
+"""What a cause is shown: one engine, one objective, the windows that went bad and those before.
+
+Pure: it reads through a tracing Reader and knows the time only from its fields, so the same scene
+gives the same answer. A value nobody measured is None, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tracing.types import Grid, HistogramSeries, Reader, Series
+
+# A control window holds at least two scrapes, so a third of it sees about one: the finest time
+# share the data can carry. Steps without a sample are NaN and count neither way.
+STEPS_PER_WINDOW = 3
+
+Point = tuple[float, float | None]
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """The engine as its agent last read it back. Empty values: nobody reads it."""
+
+    name: str
+    service: str
+    values: Mapping[str, Any]
+    knobs: Mapping[str, Mapping[str, Any]]
+    config_version: int | None = None
+
+    def number(self, knob: str) -> float | None:
+        """The running value of a numeric knob, None when it is not known."""
+        value = self.values.get(knob)
+        return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True)
+class ObjectiveFacts:
+    """The promise. `measures` is what its events time: ttft, tpot, e2e, success or other."""
+
+    slug: str
+    name: str
+    indicator: str
+    spec: Mapping[str, Any]
+    target: float
+    threshold_ms: float | None
+
+    @property
+    def measures(self) -> str:
+        name = " ".join(str(self.spec.get(key, "")) for key in ("metric", "measure"))
+        for word, kind in MEASURES.items():
+            if word in name:
+                return kind
+        return "success" if self.indicator == "success" else "other"
+
+    @property
+    def threshold_s(self) -> float | None:
+        return None if self.threshold_ms is None else self.threshold_ms / 1000
+
+
+# Part of a metric's or attribute's name → what is timed (vLLM's and OpenTelemetry's names).
+MEASURES = {
+    "time_to_first_token": "ttft",
+    "time_per_output_token": "tpot",
+    "inter_token_latency": "tpot",
+    "e2e": "e2e",
+    "duration": "e2e",
+}
+# … → the histogram that times it, seconds
+METRIC_OF = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "tpot": "vllm:inter_token_latency_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+}
+WORD_OF = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E latency"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A knob seen to change on the engine (from the engine's own gauges), whoever did it."""
+
+    knob: str
+    before: float
+    after: float
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Track:
+    """One measure over reference and incident: means, and a point per window for a sparkline."""
+
+    before: float | None
+    value: float | None
+    points: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Events of all windows of a grid in one histogram; the last count is above bounds[-1]."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    sum: float
+
+    @property
+    def count(self) -> float:
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float | None:
+        return self.sum / self.count if self.count else None
+
+    def quantile(self, q: float) -> float | None:
+        """Linear within the bucket, as Prometheus' histogram_quantile; None without events.
+
+        A quantile above the last bound is math.inf: the data does not say how far above.
+        """
+        rank, seen, low = q * self.count, 0.0, 0.0
+        if not self.count:
+            return None
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            if count and seen + count >= rank:
+                return low + (bound - low) * (rank - seen) / count
+            seen, low = seen + count, bound
+        return math.inf
+
+
+@dataclass(frozen=True)
+class Scene:
+    """All a cause may look at.
+
+    `incident` are the control windows that went bad, up to the newest settled one and not older
+    than the engine's last change of configuration; `reference` the windows before them, None when
+    there are none. A window's width is `window_s`; nothing here is a fixed number of seconds.
+    """
+
+    reader: Reader
+    now: datetime
+    engine: EngineFacts
+    objective: ObjectiveFacts
+    bad_since: datetime
+    incident: Grid
+    reference: Grid | None
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def window_s(self) -> float:
+        return self.incident.step_s
+
+    @property
+    def where(self) -> dict[str, str]:
+        return {"service": self.engine.service, "instance": self.engine.name}
+
+    def gauge(self, metric: str, *, over: str = "avg") -> Track:
+        """A level: the mean over windows of the window's avg, max, min or last."""
+        return self._track(
+            lambda g: _one(self.reader.gauge(metric, g, where=self.where, over=over))
+        )
+
+    def rate(self, metric: str) -> Track:
+        """Growth of a counter per second."""
+        return self._track(
+            lambda g: [
+                v / g.step_s for v in _one(self.reader.increase(metric, g, where=self.where))
+            ]
+        )
+
+    def growth(self, metric: str) -> float | None:
+        """Growth of a counter over the whole incident, None when it was not measured."""
+        series = self.reader.increase(metric, self.incident, where=self.where)
+        measured = [v for v in _one(series) if not math.isnan(v)]
+        return sum(measured) if measured else None
+
+    def histogram(self, metric: str, *, reference: bool = False) -> Histogram | None:
+        """All events of the incident (or of the reference) in one histogram; None: no metric."""
+        grid = self.reference if reference else self.incident
+        if grid is None:
+            return None
+        return _merged(self.reader.histogram(metric, grid, where=self.where))
+
+    def means(self, metric: str) -> Track:
+        """Mean event of a histogram: over the reference, over the incident, per window."""
+
+        def per_window(grid: Grid) -> list[float]:
+            series = self.reader.histogram(metric, grid, where=self.where)
+            return _window_means(series[0]) if series else []
+
+        old, new = self.histogram(metric, reference=True), self.histogram(metric)
+        track = self._track(per_window)
+        return Track(old.mean if old else None, new.mean if new else None, track.points)
+
+    def steps(self, metric: str, *, counter: bool = False, reference: bool = False) -> list[float]:
+        """The measure in steps of a third of a control window; NaN where no sample fell."""
+        grid = self.reference if reference else self.incident
+        if grid is None:
+            return []
+        fine = Grid(grid.start, grid.end, grid.step_s / STEPS_PER_WINDOW)
+        if counter:
+            return _one(self.reader.increase(metric, fine, where=self.where))
+        return _one(self.reader.gauge(metric, fine, where=self.where, over="avg"))
+
+    def _track(self, read: Any) -> Track:
+        old = read(self.reference) if self.reference else []
+        new = read(self.incident)
+        points = _points(self.reference, old) + _points(self.incident, new)
+        return Track(mean(old), mean(new), points)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Mean of the measured values; None when there is none."""
+    measured = [v for v in values if not math.isnan(v)]
+    return sum(measured) / len(measured) if measured else None
+
+
+def percentile(values: Sequence[float], q: float) -> float | None:
+    """The q-quantile of the measured values (nearest rank); None when there is none."""
+    measured = sorted(v for v in values if not math.isnan(v))
+    return measured[min(len(measured) - 1, int(q * len(measured)))] if measured else None
+
+
+def _one(series: Sequence[Series]) -> list[float]:
+    """The values of the one series an aggregation without `by` gives; [] when nothing matched."""
+    return [float(v) for v in series[0].values] if series else []
+
+
+def _points(grid: Grid | None, values: Sequence[float]) -> tuple[Point, ...]:
+    if grid is None:
+        return ()
+    return tuple(
+        (end.timestamp(), None if math.isnan(value) else round(value, 6))
+        for end, value in zip(grid.ends(), values, strict=False)
+    )
+
+
+def _merged(series: Sequence[HistogramSeries]) -> Histogram | None:
+    if not series:
+        return None
+    first = series[0]
+    rows = [row for row in first.counts if not any(math.isnan(c) for c in row)]
+    counts = tuple(float(sum(column)) for column in zip(*rows, strict=True)) if rows else ()
+    return Histogram(
+        tuple(first.bounds), counts, sum(float(s) for s in first.sums if not math.isnan(s))
+    )
+
+
+def _window_means(series: HistogramSeries) -> list[float]:
+    totals = [sum(row) for row in series.counts]
+    return [
+        s / n if n and not math.isnan(n) else math.nan
+        for s, n in zip(series.sums, totals, strict=True)
+    ]

@@ -1,0 +1,159 @@
+"""Reads incidents and tells their story in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Prefetch, QuerySet
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from controlplane.accounts.models import Tenant
+from controlplane.diagnosis import cause as contract
+from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
+from slo.models import Objective
+
+RECENT_MAX = 500
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A cause that was examined and not named, with what was measured for and against it."""
+
+    cause: str
+    label: str
+    score: float
+    because: str
+    evidence: list[Evidence]
+
+
+@dataclass(frozen=True)
+class Story:
+    """An incident in words; actions' part is told by actions.selectors.
+
+    `because` is empty until explained. `no_action` says why the cause has no remedy to try.
+    """
+
+    what: str
+    because: str = ""
+    cause: str = ""
+    cause_label: str = ""
+    score: float = 0.0
+    no_action: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict)
+    diagnosis: Diagnosis | None = None
+    evidence_for: list[Evidence] = field(default_factory=list)
+    evidence_against: list[Evidence] = field(default_factory=list)
+    rivals: list[Rival] = field(default_factory=list)
+
+
+def incidents_open(tenant: Tenant) -> list[Incident]:
+    """Open incidents, oldest first."""
+    return list(_incidents(tenant).filter(state=Incident.State.OPEN).order_by("opened_at", "id"))
+
+
+def incidents_recent(tenant: Tenant, limit: int = 50) -> list[Incident]:
+    """Newest first, open or closed; at most RECENT_MAX."""
+    return list(_incidents(tenant).order_by("-opened_at", "id")[: min(limit, RECENT_MAX)])
+
+
+def incidents_of(objective: Objective, limit: int = 50) -> list[Incident]:
+    """Newest first, of one objective."""
+    rows = _incidents(objective.tenant).filter(objective=objective)
+    return list(rows.order_by("-opened_at", "id")[: min(limit, RECENT_MAX)])
+
+
+def incident_get(tenant: Tenant, incident_id: UUID | str) -> Incident:
+    """Raises Incident.DoesNotExist; another tenant's incident does not exist."""
+    return _incidents(tenant).get(pk=incident_id)
+
+
+def diagnosis_of(incident: Incident) -> Diagnosis | None:
+    """The current explanation: the newest."""
+    return next(iter(incident.diagnoses.all()), None)
+
+
+def diagnosis_due(
+    incident: Incident, *, now: datetime, window_s: float, acted_at: datetime | None = None
+) -> bool:
+    """Whether the incident wants a new explanation.
+
+    Not explained yet, or the last action (ended at `acted_at`) has two windows of new facts behind
+    it, or a quarter of the incident's age has passed: the longer it lasts the rarer it is asked,
+    so an incident open for days keeps tens of explanations, not thousands.
+    """
+    last = diagnosis_of(incident)
+    if last is None:
+        return True
+    if acted_at is not None and acted_at > last.made_at:
+        return now >= acted_at + timedelta(seconds=2 * window_s)
+    wait_s = max(window_s, (last.made_at - incident.opened_at).total_seconds() / 4)
+    return now >= last.made_at + timedelta(seconds=wait_s)
+
+
+def cause_label(slug: str) -> str:
+    """The translated label of a cause."""
+    return _(contract.label(slug))
+
+
+def story(incident: Incident) -> Story:
+    """What went wrong and, once explained, because of what."""
+    diagnosis = diagnosis_of(incident)
+    if diagnosis is None:
+        return Story(what=_what(incident), numbers=_numbers(incident))
+    evidence = list(diagnosis.evidence.all())
+    named = [e for e in evidence if e.cause == diagnosis.cause]
+    return Story(
+        what=_what(incident),
+        because=diagnosis.because,
+        cause=diagnosis.cause,
+        cause_label=cause_label(diagnosis.cause),
+        score=diagnosis.score,
+        no_action=str(diagnosis.facts.get("no_action", "")),
+        numbers=_numbers(incident) | diagnosis.facts,
+        diagnosis=diagnosis,
+        evidence_for=[e for e in named if e.supports],
+        evidence_against=[e for e in named if not e.supports],
+        rivals=[
+            Rival(
+                cause=rival["cause"],
+                label=cause_label(rival["cause"]),
+                score=rival["score"],
+                because=rival["because"],
+                evidence=[e for e in evidence if e.cause == rival["cause"]],
+            )
+            for rival in diagnosis.rivals
+        ],
+    )
+
+
+def _incidents(tenant: Tenant) -> QuerySet[Incident]:
+    diagnoses = Prefetch("diagnoses", Diagnosis.objects.prefetch_related("evidence"))
+    rows = Incident.objects.filter(tenant=tenant).select_related("objective", "tenant")
+    return rows.prefetch_related(diagnoses)
+
+
+def _what(incident: Incident) -> str:
+    since = timezone.localtime(incident.bad_since)
+    return _(
+        "%(bad)s of %(total)s requests missed “%(objective)s” on %(scope)s since %(since)s"
+    ) % {
+        "bad": f"{incident.bad_events:,.0f}",
+        "total": f"{incident.total_events:,.0f}",
+        "objective": incident.objective.name,
+        "scope": incident.scope or incident.objective.service,
+        "since": f"{since:%H:%M:%S}",
+    }
+
+
+def _numbers(incident: Incident) -> dict[str, Any]:
+    total = incident.total_events
+    return {
+        "bad": incident.bad_events,
+        "total": total,
+        "bad_share": incident.bad_events / total if total else None,
+        "target": incident.objective.target,
+    }
