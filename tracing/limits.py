@@ -1,0 +1,26 @@
+"""What one sender may cost: every limit of ingest in one place, unit last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the door in. The defaults follow OTLP 1.11 where it names a number."""
+
+    body_bytes_max: int = 64 * MIB  # after decompression too (OTLP/HTTP Request)
+    queue_bytes_max: int = 128 * MIB
+    queue_spans_max: int = 200_000
+    commit_rows_max: int = 100_000
+    commit_linger_ms: int = 10
+    request_spans_max: int = 50_000
+    request_samples_max: int = 500_000
+    span_attributes_max: int = 128
+    series_labels_max: int = 30
+    name_chars_max: int = 256
+    value_chars_max: int = 4096
+    series_cached_max: int = 200_000
+    attributes_cached_max: int = 16_384

@@ -1,0 +1,362 @@
+"""The one door out: `reader(tenant)` gives the Reader of types.py over the process's store.
+
+The store filters, sorts and deduplicates; windows.py does the arithmetic. A 15 s question over the
+last minutes is two small queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from tracing import sql, wiring
+from tracing.store.store import Parameter, Store
+from tracing.types import Grid, HistogramSeries, Labels, Reader, Series, ShareSeries, Span
+from tracing.windows import (
+    Ints,
+    Samples,
+    add_up,
+    milliseconds,
+    reduce_over,
+    shared_bounds,
+    split_buckets,
+    steps,
+    window_of,
+)
+
+# A predecessor is looked for this far back at once, further back only where one must exist.
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LOOKBACK = timedelta(minutes=5)
+LAST_SEEN = timedelta(hours=1)
+TRACE_SPANS_MAX = 10_000
+SPANS_MAX = 1_000
+OVERS = ("avg", "max", "min", "last")
+
+
+def reader(tenant_id: str) -> Reader:
+    """The Reader of a tenant. Opens this process's store on first use; raises StoreLocked then
+    when another process owns it."""
+    return StoreReader(wiring.store(), tenant_id)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A series of the catalogue: `first_ms` its oldest sample, `known_ms` the oldest of any
+    series of the same metric and source (service, instance, node)."""
+
+    labels: Mapping[str, str]
+    first_ms: int
+    known_ms: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Who sent something lately."""
+
+    service: str
+    instance: str
+    node: str
+    last_seen: datetime
+
+
+Key = tuple[str, ...]
+
+
+class StoreReader:
+    """See `tracing.types.Reader`: every promise is written there."""
+
+    def __init__(self, store: Store, tenant_id: str) -> None:
+        self._store = store
+        self._tenant = tenant_id
+
+    # --- metrics -------------------------------------------------------------------------------
+
+    def increase(
+        self, metric: str, grid: Grid, *, where: Labels | None = None, by: Sequence[str] = ()
+    ) -> list[Series]:
+        catalogue = self._catalogue(metric, where)
+        samples, window, grown = self._growth(metric, where, grid, catalogue)
+        groups, row = _grouped(samples, window, catalogue, by)
+        totals = add_up(grown, row, window, (len(groups), grid.count))
+        return _as_series(groups, totals, by)
+
+    def gauge(
+        self,
+        metric: str,
+        grid: Grid,
+        *,
+        where: Labels | None = None,
+        by: Sequence[str] = (),
+        over: str = "avg",
+    ) -> list[Series]:
+        if over not in OVERS:
+            raise ValueError(f"over={over!r}, allowed: {', '.join(OVERS)}")
+        catalogue = self._catalogue(metric, where)
+        samples = self._samples(metric, where, grid.start, grid.end)
+        samples, window = reduce_over(samples, window_of(samples.time_ms, grid), over)
+        groups, row = _grouped(samples, window, catalogue, by)
+        totals = add_up(samples.value, row, window, (len(groups), grid.count))
+        return _as_series(groups, totals, by)
+
+    def histogram(
+        self, metric: str, grid: Grid, *, where: Labels | None = None, by: Sequence[str] = ()
+    ) -> list[HistogramSeries]:
+        name = f"{metric}_bucket"
+        catalogue = self._catalogue(name, where)
+        samples, window, grown = self._growth(name, where, grid, catalogue)
+        cells, row = _grouped(samples, window, catalogue, (*by, "le"))
+        totals = add_up(grown, row, window, (len(cells), grid.count))
+        sums = {tuple(s.labels.values()): s.values for s in self._sums(metric, grid, where, by)}
+        unmeasured = [math.nan] * grid.count
+        return [
+            HistogramSeries(
+                labels=dict(zip(by, key, strict=True)),
+                bounds=bounds,
+                counts=split_buckets(
+                    np.array([totals[cells[(*key, le)]] for le in edges])
+                ).tolist(),
+                sums=sums.get(key, unmeasured),
+            )
+            for key, bounds, edges in _bucket_rows(samples, catalogue, cells, by)
+        ]
+
+    def _sums(
+        self, metric: str, grid: Grid, where: Labels | None, by: Sequence[str]
+    ) -> list[Series]:
+        rest = {key: value for key, value in (where or {}).items() if key != "le"}
+        return self.increase(f"{metric}_sum", grid, where=rest, by=by)
+
+    def last_seen(self, metric: str, *, where: Labels | None = None) -> datetime | None:
+        # A histogram is asked for without suffix; its count is there whenever it is.
+        newest = [
+            self._rows(
+                sql.LAST_SEEN,
+                where,
+                metric=name,
+                since_ms=milliseconds((datetime.now(UTC) - LAST_SEEN).timestamp()),
+            )[0]["newest_ms"]
+            for name in (metric, f"{metric}_count")
+        ]
+        found = max(newest)
+        return datetime.fromtimestamp(found / 1000, UTC) if found else None
+
+    # --- spans ---------------------------------------------------------------------------------
+
+    def span_share(
+        self,
+        grid: Grid,
+        *,
+        service: str,
+        name: str,
+        measure: str,
+        threshold_s: float | None,
+        by: Sequence[str] = (),
+    ) -> list[ShareSeries]:
+        if measure != "status" and threshold_s is None:
+            raise ValueError(f"threshold_s=None, allowed only for measure 'status', not {measure}")
+        text, parameters = sql.span_share(measure, by)
+        parameters |= {
+            "tenant": self._tenant,
+            "service": service,
+            "name": name,
+            "start_ns": _nanoseconds(grid.start),
+            "end_ns": _nanoseconds(grid.end),
+            "step_ns": max(1, round(grid.step_s * 1e9)),
+            "windows": grid.count,
+            "threshold": math.inf if threshold_s is None else threshold_s,
+        }
+        return _shares(self._store.query(text, parameters).to_pylist(), grid.count, by)
+
+    def trace(self, trace_id: str) -> list[Span]:
+        if len(trace_id) != 32 or not set(trace_id.lower()) <= set("0123456789abcdef"):
+            return []
+        parameters: dict[str, Parameter] = {
+            "tenant": self._tenant,
+            "trace_id": trace_id.lower(),
+            "limit": TRACE_SPANS_MAX,
+        }
+        return _spans(self._store.query(sql.TRACE, parameters))
+
+    def spans(
+        self,
+        start: datetime,
+        end: datetime,
+        *,
+        service: str | None = None,
+        instance: str | None = None,
+        name: str | None = None,
+        measure: str = "duration",
+        slowest: bool = False,
+        limit: int = 50,
+    ) -> list[Span]:
+        if not 1 <= limit <= SPANS_MAX:
+            raise ValueError(f"limit={limit}, allowed: 1 to {SPANS_MAX}")
+        filters = {"service": service, "instance": instance, "name": name}
+        text, parameters = sql.spans(
+            {column: value for column, value in filters.items() if value is not None},
+            measure if slowest else None,
+        )
+        times: dict[str, Parameter] = {
+            "start_ns": _nanoseconds(start),
+            "end_ns": _nanoseconds(end),
+            "limit": limit,
+        }
+        return _spans(self._store.query(text, {**parameters, "tenant": self._tenant, **times}))
+
+    def lately(self, since: datetime) -> list[Source]:
+        """Every source that sent spans or samples after `since`, newest first."""
+        parameters: dict[str, Parameter] = {"tenant": self._tenant, "since_ns": _nanoseconds(since)}
+        rows = self._store.query(sql.LATELY, parameters).to_pylist()
+        return [
+            Source(
+                row["service"],
+                row["instance"],
+                row["node"],
+                datetime.fromtimestamp(row["newest_ms"] / 1000, UTC),
+            )
+            for row in rows
+        ]
+
+    # --- from the store ------------------------------------------------------------------------
+
+    def _rows(self, text: str, where: Labels | None, **values: Parameter) -> list[dict[str, Any]]:
+        condition, parameters = sql.where(where or {})
+        rows = self._store.query(
+            text.replace(sql.LABELS, condition), {**parameters, "tenant": self._tenant, **values}
+        )
+        found: list[dict[str, Any]] = rows.to_pylist()
+        return found
+
+    def _catalogue(self, metric: str, where: Labels | None) -> dict[int, _Entry]:
+        return {
+            row["series"]: _Entry(dict(row["labels"]), row["first_ms"], row["known_ms"])
+            for row in self._rows(sql.CATALOGUE, where, metric=metric)
+        }
+
+    def _samples(
+        self, metric: str, where: Labels | None, after: datetime, until: datetime
+    ) -> Samples:
+        condition, parameters = sql.where(where or {})
+        table = self._store.query(
+            sql.SAMPLES.replace(sql.LABELS, condition),
+            {
+                **parameters,
+                "tenant": self._tenant,
+                "metric": metric,
+                "after_ms": milliseconds(after.timestamp()),
+                "until_ms": milliseconds(until.timestamp()),
+            },
+        )
+        return Samples(*(table.column(i).to_numpy() for i in range(3)))
+
+    def _growth(
+        self, metric: str, where: Labels | None, grid: Grid, catalogue: Mapping[int, _Entry]
+    ) -> tuple[Samples, Ints, Any]:
+        """Samples from LOOKBACK on, the window of each, and what each adds to its counter."""
+        samples = self._samples(metric, where, grid.start - LOOKBACK, grid.end)
+        before: dict[int, float] = {}
+        orphans = False
+        for i in np.flatnonzero(samples.firsts()):
+            series, time_ms = int(samples.series[i]), int(samples.time_ms[i])
+            entry = catalogue.get(series)
+            if entry is None:
+                continue
+            if entry.first_ms < time_ms:
+                orphans = orphans or time_ms > milliseconds(grid.start.timestamp())
+            elif entry.known_ms < time_ms:
+                before[series] = 0.0
+        if orphans:
+            before |= self._predecessors(metric, where, grid.start - LOOKBACK)
+        return samples, window_of(samples.time_ms, grid), steps(samples, before)
+
+    def _predecessors(self, metric: str, where: Labels | None, until: datetime) -> dict[int, float]:
+        """The last value of each series at `until`: for series with a gap longer than LOOKBACK."""
+        rows = self._rows(
+            sql.PREDECESSORS, where, metric=metric, until_ms=milliseconds(until.timestamp())
+        )
+        return {row["series"]: row["last_value"] for row in rows}
+
+
+# --- rows to answers --------------------------------------------------------------------------
+
+
+def _nanoseconds(time: datetime) -> int:
+    # Whole microseconds: float seconds of today hold no nanoseconds.
+    return (time - EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def _grouped(
+    samples: Samples, window: Ints, catalogue: Mapping[int, _Entry], by: Sequence[str]
+) -> tuple[dict[Key, int], Ints]:
+    """Groups (label values → row) that have a sample inside the grid, and each sample's row."""
+    ids, inverse = np.unique(samples.series, return_inverse=True)
+    inside = np.zeros(len(ids), dtype=bool)
+    inside[inverse[window >= 0]] = True
+    groups: dict[Key, int] = {}
+    rows = np.zeros(len(ids), dtype=np.int64)
+    for i, series in enumerate(ids):
+        entry = catalogue.get(int(series))
+        if inside[i] and entry is not None:
+            key = tuple(entry.labels.get(label, "") for label in by)
+            rows[i] = groups.setdefault(key, len(groups))
+        else:
+            window[inverse == i] = -1
+    return groups, rows[inverse]
+
+
+def _as_series(groups: Mapping[Key, int], totals: Any, by: Sequence[str]) -> list[Series]:
+    return [
+        Series(dict(zip(by, key, strict=True)), totals[row].tolist())
+        for key, row in sorted(groups.items())
+    ]
+
+
+def _bucket_rows(
+    samples: Samples,
+    catalogue: Mapping[int, _Entry],
+    cells: Mapping[Key, int],
+    by: Sequence[str],
+) -> list[tuple[Key, list[float], list[str]]]:
+    """Per group: its key, the finite bounds all its histograms share, and their `le` with +Inf."""
+    histograms: dict[Key, dict[Key, set[float]]] = {}
+    for series in np.unique(samples.series):
+        entry = catalogue.get(int(series))
+        if entry is None or "le" not in entry.labels:
+            continue
+        key = tuple(entry.labels.get(label, "") for label in by)
+        one = tuple(sorted(f"{k}={v}" for k, v in entry.labels.items() if k != "le"))
+        bounds = histograms.setdefault(key, {}).setdefault(one, set())
+        bounds.add(float(entry.labels["le"]))
+    found = []
+    for key, by_histogram in sorted(histograms.items()):
+        shared = shared_bounds([frozenset(bounds) for bounds in by_histogram.values()])
+        texts = {float(cell[-1]): cell[-1] for cell in cells if cell[:-1] == key}
+        bounds_here = [bound for bound in shared if bound in texts]
+        if math.inf in texts:
+            edges = [texts[bound] for bound in (*bounds_here, math.inf)]
+            found.append((key, bounds_here, edges))
+    return found
+
+
+def _shares(rows: list[dict[str, Any]], windows: int, by: Sequence[str]) -> list[ShareSeries]:
+    groups: dict[Key, tuple[list[float], list[float]]] = {}
+    for row in rows:
+        good, total = groups.setdefault(tuple(row["key"]), ([0.0] * windows, [0.0] * windows))
+        good[row["w"]] = float(row["good"])
+        total[row["w"]] = float(row["total"])
+    return [
+        ShareSeries(dict(zip(by, key, strict=True)), good, total)
+        for key, (good, total) in sorted(groups.items())
+    ]
+
+
+def _spans(table: Any) -> list[Span]:
+    return [
+        Span(**{**row, "attributes": dict(row["attributes"]), "resource": dict(row["resource"])})
+        for row in table.to_pylist()
+    ]

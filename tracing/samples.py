@@ -1,0 +1,281 @@
+"""An OTLP metrics request as tables of series and samples, with Prometheus's data model.
+
+A series is a metric name with labels; its id is a hash of both and of the tenant. Histograms are
+exploded as Prometheus does: `_bucket{le}` (cumulative), `_sum`, `_count`. Labels are the point's
+attributes plus service, instance and node from the resource; a point attribute of one of those
+names is kept as `exported_…` (Prometheus, honor_labels: false).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+
+from tracing import wire
+from tracing.limits import Limits
+
+_CUMULATIVE = 2
+_NO_RECORDED_VALUE = 1  # DataPointFlags
+_MS_MAX = 2**63 // 1_000_000 - 1  # DateTime64 on the way counts nanoseconds
+_IDENTITY = {
+    "service": "service.name",
+    "instance": "service.instance.id",
+    "node": "host.name",
+}
+_UNSUPPORTED = ("exponential_histogram", "summary")
+
+
+@dataclass
+class DecodedMetrics:
+    """As `spans.Decoded`; `series` are rows this process has not written yet."""
+
+    rows: Any
+    series: Any
+    fresh: dict[int, int]
+    rejected: Counter[str] = field(default_factory=Counter)
+    trimmed: Counter[str] = field(default_factory=Counter)
+
+
+class SeriesCache:
+    """Which series rows are in the store, with the oldest sample time written (ms).
+
+    Forgets everything at the turn of the day (the `seen` date must be renewed) and when full;
+    a row written twice merges into one. Not thread-safe: written by the committing thread only.
+    """
+
+    def __init__(self, series_cached_max: int) -> None:
+        self._max = series_cached_max
+        self._first_ms: dict[int, int] = {}
+        self._day = datetime.now(UTC).date()
+
+    def knows(self, series: int, time_ms: int) -> bool:
+        first = self._first_ms.get(series)
+        return first is not None and first <= time_ms
+
+    def remember(self, first_ms: Mapping[int, int]) -> None:
+        """Called once the rows are durable."""
+        today = datetime.now(UTC).date()
+        if today != self._day or len(self._first_ms) + len(first_ms) > self._max:
+            self._first_ms.clear()
+            self._day = today
+        self._first_ms.update(first_ms)
+
+
+def series_id(tenant: str, metric: str, labels: Mapping[str, str]) -> int:
+    """64 bits of BLAKE2b over tenant, name and sorted labels (not forgeable like a fast hash)."""
+    digest = blake2b(digest_size=8)
+    for part in (tenant, metric, *(text for item in sorted(labels.items()) for text in item)):
+        raw = part.encode("utf-8", "surrogatepass")
+        digest.update(len(raw).to_bytes(4, "little") + raw)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def bound_text(bound: float) -> str:
+    """An `le` value as Prometheus 3 writes it: 0.5, 1.0, +Inf."""
+    return "+Inf" if bound == math.inf else repr(bound)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """Where a point belongs: one id per exploded series, and the labels to write when new."""
+
+    ids: tuple[int, ...]
+    metrics: tuple[str, ...]
+    labels: tuple[dict[str, str], ...]
+
+
+class _Rows:
+    """The samples of one request while they are read."""
+
+    def __init__(self) -> None:
+        self.metric: list[str] = []
+        self.series: list[int] = []
+        self.time_ms: list[int] = []
+        self.value: list[float] = []
+        self.places: list[tuple[_Point, int]] = []
+
+    def add(self, place: _Point, time_ms: int, values: list[float]) -> None:
+        kept = 0
+        for metric, series, value in zip(place.metrics, place.ids, values, strict=True):
+            if math.isnan(value):
+                continue  # Nothing measured, also Prometheus's staleness marker
+            kept += 1
+            self.metric.append(metric)
+            self.series.append(series)
+            self.time_ms.append(time_ms)
+            self.value.append(value)
+        if kept:
+            self.places.append((place, time_ms))
+
+
+class SampleDecoder:
+    """Turns MetricsRequest bytes into rows. Not thread-safe: one per thread."""
+
+    def __init__(self, limits: Limits, cache: SeriesCache) -> None:
+        self._limits = limits
+        self._cache = cache
+        self._places: dict[tuple[Any, ...], _Point | None] = {}
+
+    def decode(self, tenant: str, body: bytes) -> DecodedMetrics:
+        """Rows of `samples` and `series`. Raises Undecodable; then nothing of it is kept."""
+        request = wire.parse(wire.MetricsRequest, body)
+        decoded = DecodedMetrics(None, None, {})
+        rows = _Rows()
+        if len(self._places) > self._limits.series_cached_max:
+            self._places.clear()
+        for resource_metrics in request.resource_metrics:
+            origin = (tenant, resource_metrics.resource)
+            for scope in resource_metrics.scope_metrics:
+                for metric in scope.metrics:
+                    self._metric(origin, metric, rows, decoded.rejected)
+        decoded.rows = pa.table(
+            {
+                "tenant": pa.repeat(pa.scalar(tenant, pa.string()), len(rows.series)),
+                "metric": pa.array(rows.metric, pa.string()),
+                "series": pa.array(rows.series, pa.uint64()),
+                "time": pa.array(rows.time_ms, pa.int64()).cast(pa.timestamp("ms", "UTC")),
+                "value": pa.array(rows.value, pa.float64()),
+            }
+        )
+        self._series(tenant, rows, decoded)
+        return decoded
+
+    def _metric(
+        self, origin: tuple[str, bytes], metric: Any, rows: _Rows, rejected: Counter[str]
+    ) -> None:
+        kind = metric.WhichOneof("value")
+        if kind is None:
+            return
+        points = getattr(metric, kind).data_points
+        reason = None
+        if kind in _UNSUPPORTED:
+            reason = f"unsupported_{kind}"
+        elif kind != "gauge" and getattr(metric, kind).temporality != _CUMULATIVE:
+            reason = "delta_temporality"
+        elif not metric.name or len(metric.name) > self._limits.name_chars_max:
+            reason = "invalid_metric_name"
+        elif len(rows.series) > self._limits.request_samples_max:
+            reason = "too_many_samples"
+        if reason:
+            rejected[reason] += len(points)
+            return
+        read = self._histogram if kind == "histogram" else self._number
+        for point in points:
+            if point.flags & _NO_RECORDED_VALUE:
+                continue
+            if not 0 < point.time // 1_000_000 <= _MS_MAX:
+                rejected["invalid_time"] += 1
+            elif problem := read(origin, metric.name, point, rows):
+                rejected[problem] += 1
+
+    def _number(
+        self, origin: tuple[str, bytes], name: bytes, point: Any, rows: _Rows
+    ) -> str | None:
+        kind = point.WhichOneof("value")
+        if kind is None:
+            return "no_value"
+        place = self._place(origin, name, tuple(point.attributes), None)
+        if place is None:
+            return "too_many_labels"
+        rows.add(place, point.time // 1_000_000, [float(getattr(point, kind))])
+        return None
+
+    def _histogram(
+        self, origin: tuple[str, bytes], name: bytes, point: Any, rows: _Rows
+    ) -> str | None:
+        bounds, counts = tuple(point.explicit_bounds), list(point.bucket_counts)
+        if len(counts) != (len(bounds) + 1 if counts else 0):
+            return "invalid_buckets"
+        if not all(map(math.isfinite, bounds)) or list(bounds) != sorted(set(bounds)):
+            return "invalid_buckets"
+        if not counts:
+            bounds, counts = (), [point.count]
+        place = self._place(origin, name, tuple(point.attributes), bounds)
+        if place is None:
+            return "too_many_labels"
+        total = point.sum if point.HasField("sum") else math.nan
+        values = [*map(float, accumulate(counts)), total, float(point.count)]
+        rows.add(place, point.time // 1_000_000, values)
+        return None
+
+    def _place(
+        self,
+        origin: tuple[str, bytes],
+        name: bytes,
+        attributes: tuple[bytes, ...],
+        bounds: tuple[float, ...] | None,
+    ) -> _Point | None:
+        key = (origin, name, attributes, bounds)
+        if key in self._places:
+            return self._places[key]
+        labels = self._labels(origin[1], attributes)
+        place = None
+        if labels is not None:
+            text = name.decode("utf-8", "replace")
+            place = _explode(origin[0], text, labels, bounds)
+        self._places[key] = place
+        return place
+
+    def _labels(self, resource: bytes, attributes: tuple[bytes, ...]) -> dict[str, str] | None:
+        """The labels of a point, None when there are too many or one is too long."""
+        limits = self._limits
+        labels: dict[str, str] = {}
+        for key, value in map(wire.key_value, attributes):
+            labels[f"exported_{key}" if key in _IDENTITY else key] = value
+        found = wire.resource_attributes(resource)
+        for label, attribute in _IDENTITY.items():
+            if found.get(attribute):
+                labels[label] = found[attribute]
+        too_long = any(
+            len(key) > limits.name_chars_max or len(value) > limits.value_chars_max
+            for key, value in labels.items()
+        )
+        return None if too_long or len(labels) > limits.series_labels_max else labels
+
+    def _series(self, tenant: str, rows: _Rows, decoded: DecodedMetrics) -> None:
+        """Fill `decoded.series` with the series that the store does not know yet."""
+        first: dict[int, int] = {}
+        labels: dict[int, tuple[str, dict[str, str]]] = {}
+        for place, time_ms in rows.places:
+            if self._cache.knows(place.ids[0], time_ms):
+                continue
+            for series, metric, found in zip(place.ids, place.metrics, place.labels, strict=True):
+                first[series] = min(time_ms, first.get(series, time_ms))
+                labels[series] = (metric, found)
+        decoded.fresh = first
+        decoded.series = pa.table(
+            {
+                "tenant": pa.repeat(pa.scalar(tenant, pa.string()), len(first)),
+                "metric": pa.array([labels[series][0] for series in first], pa.string()),
+                "series": pa.array(list(first), pa.uint64()),
+                "labels": pa.array(
+                    [list(labels[series][1].items()) for series in first],
+                    pa.map_(pa.string(), pa.string()),
+                ),
+                "first": pa.array(list(first.values()), pa.int64()).cast(pa.timestamp("ms", "UTC")),
+            }
+        )
+
+
+def _explode(
+    tenant: str, name: str, labels: dict[str, str], bounds: tuple[float, ...] | None
+) -> _Point:
+    """The series a point feeds: itself, or the buckets, sum and count of a histogram."""
+    series = [(name, labels)]
+    if bounds is not None:
+        edges = map(bound_text, (*bounds, math.inf))
+        series = [(f"{name}_bucket", {**labels, "le": edge}) for edge in edges]
+        series += [(f"{name}_sum", labels), (f"{name}_count", labels)]
+    return _Point(
+        ids=tuple(series_id(tenant, metric, found) for metric, found in series),
+        metrics=tuple(metric for metric, _ in series),
+        labels=tuple(found for _, found in series),
+    )

@@ -1,0 +1,175 @@
+"""The questions asked of the store. Values are always parameters; only column names, chosen from
+the tables below, are ever put into the text."""
+
+# ruff: noqa: S608 - see above: no value ever becomes text
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracing.store.store import Parameter
+from tracing.types import Labels
+
+LABELS = "/*labels*/"  # the place of a condition made by `where`
+
+_SERIES_OF_METRIC = """
+    SELECT series, any(labels) AS labels, min(first) AS first FROM series
+    WHERE tenant = {tenant:String} AND metric = {metric:String} GROUP BY series"""
+
+# `known` looks at all series of a source, whatever the label condition selects of them.
+CATALOGUE = (
+    "SELECT series, labels, toUnixTimestamp64Milli(first) AS first_ms,"
+    " toUnixTimestamp64Milli(known) AS known_ms FROM ("
+    "  SELECT series, labels, first, min(first) OVER ("
+    "    PARTITION BY labels['service'], labels['instance'], labels['node']) AS known"
+    "  FROM (" + _SERIES_OF_METRIC + ")) WHERE " + LABELS
+)
+
+_SELECTED = (
+    "tenant = {tenant:String} AND metric = {metric:String} AND series IN ("
+    "SELECT series FROM (" + _SERIES_OF_METRIC + ") WHERE " + LABELS + ")"
+)
+
+SAMPLES = (
+    "SELECT series, toUnixTimestamp64Milli(time) AS time_ms, value FROM samples WHERE "
+    + _SELECTED
+    + " AND time > fromUnixTimestamp64Milli({after_ms:Int64}, 'UTC')"
+    " AND time <= fromUnixTimestamp64Milli({until_ms:Int64}, 'UTC')"
+    " ORDER BY series, time LIMIT 1 BY series, time"
+)
+
+PREDECESSORS = (
+    "SELECT series, argMax(value, time) AS last_value FROM samples WHERE "
+    + _SELECTED
+    + " AND time <= fromUnixTimestamp64Milli({until_ms:Int64}, 'UTC') GROUP BY series"
+)
+
+LAST_SEEN = (
+    "SELECT toUnixTimestamp64Milli(max(time)) AS newest_ms FROM samples WHERE "
+    + _SELECTED
+    + " AND time > fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
+)
+
+LATELY = """
+SELECT service, instance, node, toUnixTimestamp64Milli(max(at)) AS newest_ms FROM (
+    SELECT service, instance, node, toDateTime64(max(end), 3) AS at FROM spans
+    WHERE tenant = {tenant:String} AND end > fromUnixTimestamp64Nano({since_ns:Int64}, 'UTC')
+    GROUP BY service, instance, node
+    UNION ALL
+    SELECT labels['service'], labels['instance'], labels['node'], max(newest) FROM (
+        SELECT series, max(time) AS newest FROM samples
+        WHERE tenant = {tenant:String} AND time > fromUnixTimestamp64Nano({since_ns:Int64}, 'UTC')
+        GROUP BY series
+    ) AS recent INNER JOIN (
+        SELECT series, any(labels) AS labels FROM series WHERE tenant = {tenant:String}
+        GROUP BY series
+    ) AS known USING series
+    GROUP BY labels['service'], labels['instance'], labels['node']
+) GROUP BY service, instance, node ORDER BY newest_ms DESC, service, instance, node LIMIT 10000
+"""
+
+_SPAN_COLUMNS = """
+    lower(hex(trace_id)) AS trace_id,
+    lower(hex(span_id)) AS span_id,
+    if(parent_span_id = toFixedString('', 8), '', lower(hex(parent_span_id))) AS parent_span_id,
+    name, kind, service, instance,
+    toUnixTimestamp64Nano(start) AS start_ns, duration_ns, status_code, status_message,
+    attributes, resource"""
+
+TRACE = f"""
+SELECT {_SPAN_COLUMNS} FROM (
+    SELECT * FROM spans
+    WHERE tenant = {{tenant:String}} AND trace_id = unhex({{trace_id:String}})
+    ORDER BY start, span_id LIMIT 1 BY span_id LIMIT {{limit:UInt32}}
+) ORDER BY start_ns, span_id
+"""
+
+_IN_TIME = (
+    "tenant = {tenant:String}"
+    " AND end > fromUnixTimestamp64Nano({start_ns:Int64}, 'UTC')"
+    " AND end <= fromUnixTimestamp64Nano({end_ns:Int64}, 'UTC')"
+)
+
+_SPAN_LABELS = ("service", "instance", "node", "name")
+
+
+def where(labels: Labels) -> tuple[str, dict[str, Parameter]]:
+    """A condition on `labels`, for the LABELS of a text above. `le` is compared as a number:
+    0.5, 0.50 and 5e-1 are one bound."""
+    conditions = ["1"]
+    parameters: dict[str, Parameter] = {}
+    for i, (key, value) in enumerate(sorted(labels.items())):
+        parameters[f"k{i}"] = key
+        if key == "le":
+            parameters[f"v{i}"] = float(value)
+            conditions.append(f"toFloat64OrNull(labels[{{k{i}:String}}]) = {{v{i}:Float64}}")
+        else:
+            parameters[f"v{i}"] = value
+            conditions.append(f"labels[{{k{i}:String}}] = {{v{i}:String}}")
+    return " AND ".join(conditions), parameters
+
+
+def _measured(measure: str) -> tuple[str, dict[str, Parameter]]:
+    """Seconds of a span by `measure`, NULL where it has none."""
+    if measure == "duration":
+        return "toNullable(duration_ns / 1e9)", {}
+    return "toFloat64OrNull(attributes[{measure:String}])", {"measure": measure}
+
+
+def _label(label: str, i: int) -> tuple[str, dict[str, Parameter]]:
+    if label in _SPAN_LABELS:
+        return f"toString({label})", {}
+    parameter = f"by{i}"
+    both = f"if(mapContains(attributes, {{{parameter}:String}}), attributes, resource)"
+    return f"{both}[{{{parameter}:String}}]", {parameter: label}
+
+
+def span_share(measure: str, by: Sequence[str]) -> tuple[str, dict[str, Parameter]]:
+    """Rows (key, w, good, total): window w of spans that ended in it, grouped by labels."""
+    parameters: dict[str, Parameter] = {}
+    seconds = "toNullable(0.0)"
+    good = "status_code != 2"  # Status.StatusCode.ERROR
+    if measure != "status":
+        seconds, parameters = _measured(measure)
+        good = "seconds <= {threshold:Float64}"
+    keys = []
+    for i, label in enumerate(by):
+        text, found = _label(label, i)
+        keys.append(text)
+        parameters |= found
+    key = f"[{', '.join(keys)}]" if keys else "CAST([], 'Array(String)')"
+    text = f"""
+SELECT key, w, countIf({good}) AS good, count() AS total FROM (
+    SELECT {key} AS key, {seconds} AS seconds, status_code, trace_id, span_id,
+        least(intDiv(toUnixTimestamp64Nano(end) - {{start_ns:Int64}} - 1, {{step_ns:Int64}}),
+              {{windows:Int64}} - 1) AS w
+    FROM spans
+    WHERE {_IN_TIME} AND service = {{service:String}} AND name = {{name:String}}
+    LIMIT 1 BY trace_id, span_id
+) WHERE seconds IS NOT NULL GROUP BY key, w
+"""
+    return text, parameters
+
+
+def spans(filters: Labels, slowest_by: str | None) -> tuple[str, dict[str, Parameter]]:
+    """Newest spans first, or slowest first by a measure; `filters` are columns of the table."""
+    parameters: dict[str, Parameter] = dict(filters)
+    conditions = [f"{column} = {{{column}:String}}" for column in filters]
+    assert all(column in _SPAN_LABELS for column in filters)
+    order = "end"
+    if slowest_by is not None:
+        order, found = _measured(slowest_by)
+        parameters |= found
+        conditions.append(f"{order} IS NOT NULL")
+    condition = " AND ".join([_IN_TIME, *conditions])
+    # The keys first, so that only `limit` rows are read with their maps.
+    text = f"""
+SELECT {_SPAN_COLUMNS} FROM (
+    SELECT *, {order} AS rank FROM spans
+    WHERE {condition} AND (service, end, trace_id, span_id) IN (
+        SELECT service, end, trace_id, span_id FROM spans WHERE {condition}
+        ORDER BY {order} DESC, trace_id, span_id LIMIT 1 BY trace_id, span_id
+        LIMIT {{limit:UInt32}}
+    ) ORDER BY rank DESC, trace_id, span_id LIMIT 1 BY trace_id, span_id
+) ORDER BY rank DESC, trace_id, span_id
+"""
+    return text, parameters

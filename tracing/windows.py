@@ -1,0 +1,106 @@
+"""Samples to windows: increase, gauges and histograms as pure array arithmetic.
+
+All arrays are sorted by series, then time, without duplicates. Times are milliseconds; window w of
+a grid is (start + w step, start + (w + 1) step]. NaN marks a window in which nothing was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tracing.types import Grid
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of several series: `series` uint64 ids, `time_ms` int64, `value` float64."""
+
+    series: npt.NDArray[np.uint64]
+    time_ms: Ints
+    value: Floats
+
+    def firsts(self) -> npt.NDArray[np.bool_]:
+        """True where a series begins."""
+        begins = np.ones(len(self.series), dtype=bool)
+        begins[1:] = self.series[1:] != self.series[:-1]
+        return begins
+
+
+def milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def window_of(time_ms: Ints, grid: Grid) -> Ints:
+    """The index of the window of each time; −1 where it is outside the grid."""
+    start_ms = milliseconds(grid.start.timestamp())
+    step_ms = max(1, milliseconds(grid.step_s))
+    index = -((start_ms - time_ms) // step_ms) - 1  # ceiling division: windows are left-open
+    index[(index < 0) | (index >= grid.count)] = -1
+    return index
+
+
+def steps(samples: Samples, before: Mapping[int, float]) -> Floats:
+    """What each sample adds to its counter since the one before it; NaN where that is unknown.
+
+    A counter that falls was reset and adds what it shows (Prometheus). `before` holds, for the
+    first sample of a series, the value it grew from: 0 for a series known to be new.
+    """
+    step = np.empty(len(samples.value))
+    step[1:] = samples.value[1:] - samples.value[:-1]
+    begins = np.flatnonzero(samples.firsts())
+    known = [before.get(int(series), math.nan) for series in samples.series[begins]]
+    step[begins] = samples.value[begins] - np.array(known)
+    fell = step < 0
+    step[fell] = samples.value[fell]
+    return step
+
+
+def add_up(values: Floats, row: Ints, window: Ints, shape: tuple[int, int]) -> Floats:
+    """values summed into (row, window) cells; NaN where no measured value fell."""
+    use = (window >= 0) & ~np.isnan(values)
+    cell = row[use] * shape[1] + window[use]
+    size = shape[0] * shape[1]
+    total = np.bincount(cell, weights=values[use], minlength=size).astype(np.float64)
+    total[np.bincount(cell, minlength=size) == 0] = math.nan
+    return total.reshape(shape)
+
+
+def reduce_over(samples: Samples, window: Ints, over: str) -> tuple[Samples, Ints]:
+    """One sample per series and window: its avg, max, min or last. Returns it and its window."""
+    inside = np.flatnonzero(window >= 0)
+    series, value, win = samples.series[inside], samples.value[inside], window[inside]
+    time_ms = samples.time_ms[inside]
+    if not len(series):
+        return Samples(series, time_ms, value), win
+    changes = (series[1:] != series[:-1]) | (win[1:] != win[:-1])
+    starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
+    sizes = np.diff(np.append(starts, len(series)))
+    reductions: dict[str, Any] = {
+        "avg": lambda: np.add.reduceat(value, starts) / sizes,
+        "max": lambda: np.maximum.reduceat(value, starts),
+        "min": lambda: np.minimum.reduceat(value, starts),
+        "last": lambda: value[starts + sizes - 1],
+    }
+    return Samples(series[starts], time_ms[starts], reductions[over]()), win[starts]
+
+
+def split_buckets(cumulative: Floats) -> Floats:
+    """Counts per bucket (windows × buckets) from counts ≤ bound, (buckets × windows)."""
+    counts = np.diff(cumulative, axis=0, prepend=0.0)
+    return np.clip(counts, 0.0, None).T
+
+
+def shared_bounds(bounds: Sequence[frozenset[float]]) -> list[float]:
+    """The finite bounds that every one of several histograms has, ascending: only at these are
+    the sums of their cumulative counts exact."""
+    shared = frozenset.intersection(*bounds) if bounds else frozenset()
+    return sorted(bound for bound in shared if math.isfinite(bound))

@@ -1,0 +1,56 @@
+"""What a process has one of: the store and the door in, opened on first use.
+
+Commands that run beside a live control plane import this without touching its data directory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from tracing.ingest import Door
+from tracing.store.chdb import ChdbStore
+from tracing.store.store import Store
+
+_lock = threading.RLock()
+_open_store: Callable[[], Store] | None = None
+_store: Store | None = None
+_door: Door | None = None
+
+
+def configure(path: Path, *, retention_days: int) -> None:
+    """Say where the telemetry lives; opens nothing."""
+    global _open_store
+    _open_store = lambda: ChdbStore(path, retention_days=retention_days)  # noqa: E731
+
+
+def store() -> Store:
+    """This process's store. Raises StoreLocked when another process owns the directory."""
+    global _store
+    with _lock:
+        if _store is None:
+            if _open_store is None:
+                raise RuntimeError("tracing is not configured: add 'tracing' to INSTALLED_APPS")
+            _store = _open_store()
+        return _store
+
+
+def door() -> Door:
+    """This process's door in."""
+    global _door
+    with _lock:
+        if _door is None:
+            _door = Door(store())
+        return _door
+
+
+def close() -> None:
+    """Make durable what waits, then give the directory back; the next use opens it again."""
+    global _store, _door
+    with _lock:
+        if _door is not None:
+            _door.close()
+        if _store is not None:
+            _store.close()
+        _door = _store = None
