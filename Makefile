@@ -1,0 +1,82 @@
+# Trimtab: `make run` starts the demo, `make test` proves it. `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+BIN := .venv/bin
+RUNTIME := .venv/.runtime
+DEV := .venv/.dev
+NODE := node_modules/.ok
+
+.PHONY: help run stop status test check bench chaos setup system clean
+
+help: ## this list
+	@printf 'Trimtab\n\n'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+run: setup ## set everything up and start the demo (Ctrl-C or `make stop` ends it)
+	@$(BIN)/trimtab demo $(ARGS)
+
+stop: ## end what `make run` started, and nothing else
+	@if [ -x $(BIN)/trimtab ]; then $(BIN)/trimtab stop; else echo 'Nothing to stop: not set up yet.'; fi
+
+status: ## what runs, how it stands, what it costs
+	@$(BIN)/trimtab status
+
+setup: $(RUNTIME) $(NODE) ## Python and front-end files, for running
+
+test: $(DEV) $(NODE) system ## set up what the tests need and run them
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
+	@echo '· ruff'; $(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
+	@echo '· mypy --strict'; $(BIN)/mypy
+	@echo '· import rules'; $(BIN)/lint-imports --no-cache | tail -n 4
+	@export TRIMTAB_HOME=$$(mktemp -d) TRIMTAB_PUBLIC_URL=https://trimtab.example; \
+	  echo '· manage.py check --deploy'; $(BIN)/python manage.py check --deploy --fail-level WARNING; \
+	  echo '· makemigrations --check'; $(BIN)/python manage.py makemigrations --check --dry-run; \
+	  rm -rf "$$TRIMTAB_HOME"
+
+bench: setup ## same-run comparisons; each prints its figures and PASS or FAIL
+	@for b in bench/ingest.py bench/loop.py; do echo "== $$b"; $(BIN)/python $$b; done
+
+chaos: $(DEV) $(NODE) ## kill −9 control plane, agent and engine under load, then count (N=50)
+	@$(BIN)/python bench/chaos.py --kills $${N:-50}
+
+clean: stop ## forget the demo's state (var/); keeps .venv and node_modules
+	@rm -rf var && echo 'Removed var/.'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Trimtab needs Python 3.11 or newer; this is %s (%s). Try: make $(MAKECMDGOALS) PYTHON=python3.11" % (sys.version.split()[0], sys.executable))'
+	@echo '· Python environment in .venv'
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; echo 'No venv module. On Debian: apt-get install python3-venv'; exit 1; }
+
+$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
+	@echo '· Python packages (torch is the large one)'
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[engine]'
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	@echo '· Python packages, with those for development'
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[engine,dev]'
+	@touch $@ $(RUNTIME)
+
+$(NODE): package.json package-lock.json
+	@command -v npm >/dev/null || { echo 'No npm: it fetches htmx, uPlot and Inter. On Debian: apt-get install npm'; exit 1; }
+	@echo '· front-end files'
+	@npm ci --silent --no-audit --no-fund
+	@touch $@
+
+# As root on Debian the tests' own tools are installed; elsewhere their groups are skipped and say so.
+system:
+	@missing=''; \
+	[ -x /usr/bin/chromium ] || missing="$$missing chromium"; \
+	command -v gcc >/dev/null || missing="$$missing gcc libc6-dev"; \
+	if [ -n "$$missing" ]; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "· apt-get install$$missing"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	  else echo "Not installed:$$missing — the tests that need them are skipped."; fi; \
+	fi

@@ -1,0 +1,86 @@
+"""The ASGI application: OTLP straight into telemetry's door, everything else through Django.
+
+Its lifespan starts Celery's worker and beat in threads, because the embedded store belongs to one
+process (set TRIMTAB_BROKER_URL to run workers elsewhere).
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+
+from django.core.asgi import get_asgi_application
+
+django_application = get_asgi_application()
+
+import threading  # noqa: E402
+from collections.abc import Awaitable, Callable, MutableMapping  # noqa: E402
+from typing import Any  # noqa: E402
+
+from celery.beat import EmbeddedService  # noqa: E402
+from django.conf import settings  # noqa: E402
+
+from controlplane.accounts.selectors import ingest_tenant  # noqa: E402
+from controlplane.celery import app as celery_app  # noqa: E402
+from tracing import ingest  # noqa: E402
+from tracing.receivers import otlp_http  # noqa: E402
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+otlp_application = otlp_http.application(authenticate=ingest_tenant, door=ingest.door)
+
+
+class EmbeddedCelery:
+    """Worker and beat in threads of this process; both are daemons and end with it."""
+
+    def start(self) -> None:
+        self.worker = celery_app.Worker(
+            pool="threads",
+            concurrency=3,
+            loglevel="WARNING",
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+            quiet=True,
+        )
+        threading.Thread(target=self.worker.start, name="celery-worker", daemon=True).start()
+        self.beat = EmbeddedService(
+            celery_app,
+            thread=True,
+            max_interval=1,
+            schedule_filename=str(settings.TRIMTAB_HOME / "beat"),
+        )
+        self.beat.daemon = True
+        self.beat.start()
+
+    def stop(self) -> None:
+        self.beat.stop()
+        self.worker.stop()
+
+
+async def lifespan(receive: Receive, send: Send) -> None:
+    embedded = EmbeddedCelery() if settings.CELERY_BROKER_URL == "memory://" else None
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            if embedded:
+                embedded.start()
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            if embedded:
+                embedded.stop()
+            await ingest.door.close()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+
+
+async def application(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    if scope["type"] == "lifespan":
+        await lifespan(receive, send)
+    elif scope["type"] == "http" and scope["path"] in otlp_http.PATHS:
+        await otlp_application(scope, receive, send)
+    else:
+        await django_application(scope, receive, send)

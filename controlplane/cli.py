@@ -1,0 +1,214 @@
+"""The `trimtab` command: up, demo, agent, engine, status, token, stop.
+
+Commands that touch telemetry go through the REST API: exactly one process owns the embedded store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status, 2 for a wrong command line."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # The daemons have command lines of their own: hand everything over untouched.
+    modules = {"demo": "controlplane.demo", "agent": "gpu_agent", "engine": "engine"}
+    if arguments and arguments[0] in modules:
+        hand_over(modules[arguments[0]], arguments[1:])
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options) or 0)
+    except Stop as stop:
+        print(f"trimtab {options.command}: {stop}", file=sys.stderr)
+        return 1
+
+
+class Stop(Exception):
+    """Ends a command with a reason and a remedy for the person who typed it."""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="trimtab",
+        description="An SLO control plane for LLM inference fleets.",
+        epilog="State lives in TRIMTAB_HOME (default ./var). Settings: docs/settings.md.",
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int | None], about: str) -> Any:
+        command = commands.add_parser(name, help=about, description=about)
+        command.set_defaults(run=run)
+        return command
+
+    add("up", up, "Run the control plane: pages, API, OTLP, loop.")
+    for name, about in (
+        ("demo", "The whole loop on this machine: control plane, engine, agent, load."),
+        ("engine", "Run the reference engine (`trimtab engine --help`)."),
+        ("agent", "Run a node's agent (`trimtab agent --help`)."),
+    ):
+        commands.add_parser(name, help=about, add_help=False)
+    status_ = add("status", status, "What runs, how it stands, what it costs.")
+    status_.add_argument("--url", help="control plane (default: TRIMTAB_PUBLIC_URL)")
+    token_ = add("token", token, "Make a token, list them, or revoke one.")
+    token_.add_argument("verb", choices=["create", "list", "revoke"])
+    token_.add_argument("--kind", choices=["ingest", "agent", "api"], default="ingest")
+    token_.add_argument("--name", default="cli", help="what it is for; shown in lists")
+    token_.add_argument("--prefix", help="revoke: the token's first characters, as listed")
+    token_.add_argument("--tenant", default="default")
+    add("stop", stop, "End what `make run` started, and nothing else.")
+    return top
+
+
+def hand_over(module: str, arguments: Sequence[str]) -> NoReturn:
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
+
+
+def listen(host: str, port: int, purpose: str, setting: str) -> socket.socket:
+    """A listening socket. Raises Stop when the port is taken, naming the setting that moves it."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise Stop(
+            f"cannot listen on {host}:{port} for {purpose}: {error.strerror}. "
+            f"Free the port or choose another with {setting}=PORT."
+        ) from None
+    sock.listen(1024)
+    sock.set_inheritable(True)
+    return sock
+
+
+def up(options: argparse.Namespace) -> None:
+    """One process: ASGI on two ports, Celery's worker and beat in threads (asgi.py starts them)."""
+    import django
+    import uvicorn
+
+    django.setup()
+    from django.conf import settings
+    from django.core.management import call_command
+
+    from controlplane.accounts.services import first_owner
+
+    sockets = [
+        listen(settings.TRIMTAB_BIND, settings.TRIMTAB_WEB_PORT, "pages", "TRIMTAB_WEB_PORT"),
+        listen(settings.TRIMTAB_BIND, settings.TRIMTAB_OTLP_PORT, "OTLP", "TRIMTAB_OTLP_PORT"),
+    ]
+    call_command("migrate", verbosity=0, interactive=False)
+    login = first_owner(settings.TRIMTAB_HOME)
+    config = uvicorn.Config(
+        "controlplane.asgi:application",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=3,
+        timeout_keep_alive=30,
+        proxy_headers=settings.HTTPS,
+        server_header=False,
+    )
+    # uvicorn raises the signal again once it has shut down; ending is what it asked for, so that
+    # second one must not count as a death.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    print(f"Trimtab at {settings.TRIMTAB_PUBLIC_URL}  ·  OTLP/HTTP on {settings.TRIMTAB_OTLP_PORT}")
+    print(f"Sign in as {login.name}; the password is in {login.path}", flush=True)
+    uvicorn.Server(config).run(sockets=sockets)
+
+
+def status(options: argparse.Namespace) -> None:
+    import django
+    import httpx
+
+    django.setup()
+    from django.conf import settings
+
+    from controlplane.accounts.services import token_for_cli
+
+    url = (options.url or settings.TRIMTAB_PUBLIC_URL).rstrip("/")
+    try:
+        answer = httpx.get(
+            f"{url}/api/v1/status/",
+            headers={"Authorization": f"Bearer {token_for_cli(settings.TRIMTAB_HOME)}"},
+            timeout=10,
+        )
+    except httpx.TransportError as error:
+        raise Stop(f"no control plane at {url} ({error}). Start one: trimtab up") from None
+    if answer.status_code != 200:
+        raise Stop(f"{url} answered {answer.status_code}: {answer.text[:200]}")
+    print_status(url, answer.json())
+
+
+def print_status(url: str, body: dict[str, Any]) -> None:
+    process, ingest = body["process"], body["ingest"]
+    rows = [
+        ("control plane", f"{url}, up {process['uptime_s'] / 60:.0f} min"),
+        ("memory", f"{process['rss_mib']:.0f} MiB (limit 600 idle)"),
+        ("CPU", f"{process['cpu_share']:.1%} of this machine's {process['cpus']} cores"),
+        ("ingest", f"{ingest['spans']:,} spans, {ingest['points']:,} points, "
+                   f"{ingest['rejected']:,} rejected"),
+    ]  # fmt: skip
+    rows += [
+        ("node", f"{n['name']}: agent {n['state']}, {n['gpu_status'] or 'GPU ok'}, "
+                 f"{n['rss_mib']:.0f} MiB")
+        for n in body["nodes"]
+    ]  # fmt: skip
+    rows += [
+        ("engine", f"{e['name']} ({e['service']}): {e['state']}, config version "
+                   f"{e['config_version']}")
+        for e in body["engines"]
+    ]  # fmt: skip
+    rows += [
+        ("objective", f"{o['name']}: {o['state']}, budget left {o['budget_left']}")
+        for o in body["objectives"]
+    ]
+    rows += [("incident", f"{i['title']}, open since {i['opened_at']}") for i in body["incidents"]]
+    for label, text in rows:
+        print(f"{label:>14}  {text}")
+
+
+def token(options: argparse.Namespace) -> None:
+    import django
+
+    django.setup()
+    from controlplane.accounts.models import Tenant, Token
+    from controlplane.accounts.services import token_create, token_revoke
+
+    tenant = Tenant.objects.filter(slug=options.tenant).first()
+    if tenant is None:
+        known = ", ".join(Tenant.objects.values_list("slug", flat=True)) or "none yet: trimtab up"
+        raise Stop(f"--tenant {options.tenant!r} is not a tenant. Known: {known}")
+    if options.verb == "create":
+        made, secret = token_create(tenant=tenant, kind=options.kind, name=options.name)
+        print(secret)
+        print(f"{made.kind} token {made.name!r}; shown this once.", file=sys.stderr)
+    elif options.verb == "list":
+        for row in Token.objects.filter(tenant=tenant).order_by("created_at"):
+            used = f"{row.last_used_at:%Y-%m-%d %H:%M}" if row.last_used_at else "never used"
+            print(f"{row.prefix}…  {row.kind:<6}  {row.name:<24}  "
+                  f"{'revoked' if row.revoked_at else used}")  # fmt: skip
+    else:
+        rows = Token.objects.filter(tenant=tenant, prefix=options.prefix, revoked_at=None)
+        if len(rows) != 1:
+            raise Stop(f"--prefix {options.prefix!r} names {len(rows)} live tokens; want one")
+        token_revoke(token=rows[0])
+        print(f"Revoked {rows[0].prefix}… ({rows[0].name}).")
+
+
+def stop(options: argparse.Namespace) -> None:
+    """Ends the processes recorded in TRIMTAB_HOME/run, if they are still those processes."""
+    home = Path(os.environ.get("TRIMTAB_HOME", Path(__file__).resolve().parent.parent / "var"))
+    hand_over("controlplane.demo.processes", [str(home)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""One house: control plane, engine and agent as real processes over one state folder.
+
+The demo, the benches, `make chaos` and the integration tests all start the product this way.
+No Django here: a process can hold only one TRIMTAB_HOME, a bench needs several.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from controlplane.demo.processes import Processes, stop_recorded
+
+READY_S_MAX = 60.0
+
+
+class NotReady(Exception):
+    """A process did not answer in time, or a port is taken; says which and what to do."""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where a house listens. `Ports.free()` picks unused ones."""
+
+    web: int = 8000
+    otlp: int = 4318
+    engine: int = 8100
+    agent: int = 8200
+    receiver: int = 8300
+
+    @classmethod
+    def free(cls) -> Ports:
+        return cls(*(free_port() for _ in range(5)))
+
+    def taken(self) -> list[str]:
+        """Names of the ports something else listens on."""
+        names = []
+        for name, port in vars(self).items():
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    sock.bind(("127.0.0.1", port))
+                except OSError:
+                    names.append(f"{name} {port}")
+        return names
+
+
+@dataclass
+class House:
+    """Prepares and runs one house. `settings` are TRIMTAB_… variables for the control plane."""
+
+    home: Path
+    ports: Ports
+    settings: dict[str, str] = field(default_factory=dict)
+    model: str = "1.3m"
+    scrape_s: float = 5.0
+    service: str = "chat"
+    engine_name: str = "engine-0"
+    node: str = "node-0"
+
+    def __post_init__(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.processes = Processes(self.home)
+        self.secrets: dict[str, str] = {}
+
+    @property
+    def web_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.web}"
+
+    @property
+    def otlp_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.otlp}"
+
+    @property
+    def engine_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports.engine}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "TRIMTAB_HOME": str(self.home),
+            "TRIMTAB_PUBLIC_URL": self.web_url,
+            "TRIMTAB_WEB_PORT": str(self.ports.web),
+            "TRIMTAB_OTLP_PORT": str(self.ports.otlp),
+            "TRIMTAB_SCRAPE_S": f"{self.scrape_s:g}",
+            **self.settings,
+        }
+
+    def prepare(self) -> None:
+        """Owner, tokens, objectives, channel. Raises NotReady with what was printed."""
+        done = subprocess.run(
+            [sys.executable, "-m", "controlplane.demo.prepare",
+             f"http://127.0.0.1:{self.ports.receiver}/"],
+            env={**os.environ, **self.env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise NotReady(f"could not prepare {self.home}:\n{done.stderr}")
+        self.secrets = json.loads(done.stdout)
+
+    def start_control_plane(self) -> None:
+        self.processes.start(
+            "control-plane", [sys.executable, "-m", "controlplane.cli", "up"], self.env
+        )
+
+    def start_engine(self) -> None:
+        self.processes.start(
+            "engine",
+            [sys.executable, "-m", "engine", "--port", str(self.ports.engine),
+             "--name", self.engine_name, "--service", self.service, "--node", self.node,
+             "--model", self.model, "--state", str(self.home / self.engine_name),
+             "--otlp", self.otlp_url],
+            {"TRIMTAB_INGEST_TOKEN": self.secrets["ingest"]},
+        )  # fmt: skip
+
+    def start_agent(self) -> None:
+        self.processes.start(
+            "agent",
+            [sys.executable, "-m", "gpu_agent", "--node", self.node,
+             "--state", str(self.home / f"agent-{self.node}"),
+             "--control-plane", self.web_url, "--otlp", self.otlp_url,
+             "--health-port", str(self.ports.agent), "--scrape-s", f"{self.scrape_s:g}",
+             "--engine",
+             f"name={self.engine_name},service={self.service},adapter=reference,"
+             f"url={self.engine_url}"],
+            {
+                "TRIMTAB_INGEST_TOKEN": self.secrets["ingest"],
+                "TRIMTAB_AGENT_TOKEN": self.secrets["agent"],
+            },
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """All three, each awaited until it answers."""
+        self.prepare()
+        self.start_control_plane()
+        self.wait(f"{self.web_url}/health", "control-plane")
+        self.start_engine()
+        self.wait(f"{self.engine_url}/health", "engine")
+        self.start_agent()
+        self.wait(f"http://127.0.0.1:{self.ports.agent}/healthz", "agent")
+
+    def wait(self, url: str, name: str) -> None:
+        """Until the address answers 200. Raises NotReady after READY_S_MAX, Died if it ended."""
+        deadline = time.monotonic() + READY_S_MAX
+        while time.monotonic() < deadline:
+            self.processes.check()
+            try:
+                if httpx.get(url, timeout=2).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+        raise NotReady(f"{name} did not answer at {url} within {READY_S_MAX:g} s:\n"
+                       f"{self.processes.tail(name)}")  # fmt: skip
+
+    def api(self, path: str) -> Any:
+        """JSON of a GET below /api/v1/. Raises httpx.HTTPStatusError."""
+        answer = httpx.get(
+            f"{self.web_url}/api/v1/{path}",
+            headers={"Authorization": f"Bearer {self.secrets['api']}"},
+            timeout=30,
+        )
+        answer.raise_for_status()
+        return answer.json()
+
+    def configure(self, values: dict[str, Any], by: str) -> dict[str, Any]:
+        """Sets knobs by hand, as an operator would; returns the engine's answer."""
+        with httpx.Client(base_url=self.engine_url, timeout=30) as client:
+            version = client.get("/v1/runtime_config").headers["ETag"]
+            answer = client.patch(
+                "/v1/runtime_config",
+                json=values,
+                headers={"If-Match": version, "X-Changed-By": by},
+            )
+            answer.raise_for_status()
+            body: dict[str, Any] = answer.json()
+            return body
+
+    def stop(self) -> None:
+        self.processes.stop()
+        stop_recorded(self.home / "run" / "demo.json")

@@ -1,0 +1,88 @@
+"""What a fresh house needs before its processes start: owner, tokens, objectives, a channel.
+
+`python -m controlplane.demo.prepare WEBHOOK_URL` prints the secrets as JSON; TRIMTAB_HOME says for
+which house. Running it again keeps what is there. Secrets are kept in TRIMTAB_HOME/demo.json
+(mode 600), because the database holds only their hashes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import django
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+
+# What the demo's service promises. The thresholds are edges of vLLM's own histograms and round
+# numbers a person would write; nothing here was fitted to the demo's load.
+OBJECTIVES: list[dict[str, Any]] = [
+    {
+        "slug": "chat-ttft",
+        "name": "First token within 500 ms",
+        "service": "chat",
+        "indicator": "latency",
+        "spec": {
+            "source": "metric",
+            "metric": "vllm:time_to_first_token_seconds",
+            "threshold_ms": 500,
+        },
+        "target": 0.99,
+    },
+    {
+        "slug": "chat-tpot",
+        "name": "Time per output token within 100 ms",
+        "service": "chat",
+        "indicator": "latency",
+        "spec": {
+            "source": "metric",
+            "metric": "vllm:request_time_per_output_token_seconds",
+            "threshold_ms": 100,
+        },
+        "target": 0.99,
+    },
+    {
+        "slug": "chat-success",
+        "name": "Requests answered",
+        "service": "chat",
+        "indicator": "success",
+        "spec": {"source": "metric"},
+        "target": 0.995,
+    },
+]
+
+
+def prepare(webhook_url: str) -> dict[str, str]:
+    from django.conf import settings
+    from django.core.management import call_command
+
+    from controlplane.accounts.models import Token
+    from controlplane.accounts.selectors import token_find
+    from controlplane.accounts.services import first_owner, token_create
+    from controlplane.alerts.models import Channel
+    from slo.services import objective_apply
+
+    call_command("migrate", verbosity=0, interactive=False)
+    login = first_owner(settings.TRIMTAB_HOME)
+    kept_at = settings.TRIMTAB_HOME / "demo.json"
+    kept: dict[str, str] = json.loads(kept_at.read_text()) if kept_at.exists() else {}
+    for kind in Token.Kind.values:
+        if token_find(kept.get(kind, ""), kinds={kind}) is None:
+            _, kept[kind] = token_create(tenant=login.tenant, kind=kind, name="demo")
+    handle = os.open(kept_at, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        json.dump(kept, file)
+    for spec in OBJECTIVES:
+        objective_apply(tenant=login.tenant, spec=spec)
+    Channel.objects.update_or_create(
+        tenant=login.tenant, name="terminal", defaults={"kind": "webhook", "url": webhook_url}
+    )
+    return {**kept, "login": login.name, "password": Path(login.path).read_text().strip()}
+
+
+if __name__ == "__main__":
+    django.setup()
+    json.dump(prepare(sys.argv[1]), sys.stdout)

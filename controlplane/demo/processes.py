@@ -1,0 +1,127 @@
+"""The demo's child processes: started with a log each, remembered on disk, ended by name.
+
+What is recorded is (pid, start time), so a recycled pid is never signalled. `python -m
+controlplane.demo.processes HOME` ends whatever is recorded below HOME: this is `trimtab stop`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+STOP_S_MAX = 15.0
+
+
+class Died(Exception):
+    """A child ended by itself; says which, how, and the end of its log."""
+
+
+class Processes:
+    """Children of one demo. `start` records, `stop` ends them in reverse order."""
+
+    def __init__(self, home: Path) -> None:
+        self.run = home / "run"
+        self.log = home / "log"
+        self.run.mkdir(parents=True, exist_ok=True)
+        self.log.mkdir(parents=True, exist_ok=True)
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        with (self.log / f"{name}.log").open("ab") as log:
+            child = subprocess.Popen(
+                argv,
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.children[name] = child
+        record(self.run, name, child.pid)
+
+    def check(self) -> None:
+        """Raises Died when a child is no longer running."""
+        for name, child in self.children.items():
+            if child.poll() is not None:
+                raise Died(f"{name} ended with status {child.returncode}.\n{self.tail(name)}")
+
+    def tail(self, name: str, lines_max: int = 12) -> str:
+        text = (self.log / f"{name}.log").read_text(errors="replace")
+        return "\n".join(f"    {line}" for line in text.splitlines()[-lines_max:])
+
+    def stop(self) -> None:
+        for name in reversed(list(self.children)):
+            stop_recorded(self.run / f"{name}.json")
+        for child in self.children.values():
+            child.wait()
+
+
+def started_at(pid: int) -> str | None:
+    """The start time the system keeps for a process, None when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        if Path("/proc/self").exists():
+            return None
+        told = subprocess.run(
+            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+        return told.stdout.strip() or None
+    fields = stat.rpartition(")")[2].split()
+    # A zombie has ended; only its parent has not asked yet.
+    return None if fields[0] == "Z" else fields[19]
+
+
+def record(run: Path, name: str, pid: int) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    (run / f"{name}.json").write_text(json.dumps({"pid": pid, "started": started_at(pid)}))
+
+
+def stop_recorded(path: Path) -> bool:
+    """Ends the process a record names; True when it was running. The record goes away."""
+    try:
+        kept = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        path.unlink(missing_ok=True)
+        return False
+    pid, running = kept["pid"], False
+    deadline = time.monotonic() + STOP_S_MAX
+    number = signal.SIGTERM
+    while started_at(pid) is not None and started_at(pid) == kept["started"]:
+        if not running or time.monotonic() > deadline:
+            if running:
+                number = signal.SIGKILL
+                deadline = float("inf")
+            running = True
+            os.kill(pid, number)
+        time.sleep(0.05)
+    path.unlink(missing_ok=True)
+    return running
+
+
+def running(home: Path) -> list[str]:
+    """Names of recorded processes that still run."""
+    names = []
+    for path in sorted((home / "run").glob("*.json")):
+        kept = json.loads(path.read_text())
+        if kept["started"] is not None and started_at(kept["pid"]) == kept["started"]:
+            names.append(path.stem)
+    return names
+
+
+def main(home: Path) -> int:
+    # The demo first: it ends its children in order.
+    records = sorted((home / "run").glob("*.json"), key=lambda path: path.stem != "demo")
+    ended = [path.stem for path in records if stop_recorded(path)]
+    print(f"Stopped: {', '.join(ended)}." if ended else "Nothing of the demo was running.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

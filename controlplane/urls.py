@@ -1,0 +1,17 @@
+"""Where every address leads: pages from web, `/api/v1/` from each noun's own room."""
+
+from __future__ import annotations
+
+from django.urls import include, path
+
+urlpatterns = [
+    path("api/v1/", include("slo.api")),
+    path("api/v1/", include("controlplane.fleet.api")),
+    path("api/v1/", include("controlplane.diagnosis.api")),
+    path("api/v1/", include("controlplane.actions.api")),
+    path("", include("controlplane.web.urls")),
+]
+handler400 = "controlplane.web.pages.errors.bad_request"
+handler403 = "controlplane.web.pages.errors.permission_denied"
+handler404 = "controlplane.web.pages.errors.page_not_found"
+handler500 = "controlplane.web.pages.errors.server_error"
