@@ -6,7 +6,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.deprecation import MiddlewareMixin
 
-from controlplane.accounts.models import Tenant
+from controlplane.accounts.selectors import membership_of
 
 # No inline script or style anywhere: geometry is drawn with SVG attributes, which this allows.
 POLICY = "; ".join(
@@ -41,11 +41,5 @@ class CurrentTenant(MiddlewareMixin):
     """
 
     def process_request(self, request: HttpRequest) -> None:
-        tenant = None
-        if request.user.is_authenticated:
-            tenant = (
-                Tenant.objects.filter(memberships__user=request.user)
-                .order_by("memberships__id")
-                .first()
-            )
-        request.tenant = tenant  # type: ignore[attr-defined]
+        member = membership_of(request.user)
+        request.tenant = member.tenant if member else None  # type: ignore[attr-defined]

@@ -1,0 +1,58 @@
+"""Who may see a page, and how a page or one part of it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, cast
+
+from django.contrib.auth.decorators import login_required
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils.translation import gettext as _
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from controlplane.accounts.models import Tenant
+
+P = ParamSpec("P")
+
+
+class TenantRequest(HttpRequest):
+    """A request of a signed-in member; everything a page reads belongs to `tenant`."""
+
+    tenant: Tenant
+
+
+def page(
+    view: Callable[Concatenate[TenantRequest, P], HttpResponse],
+) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
+    """Makes `view` a page: read-only, never cached, for members; anyone else signs in first.
+
+    Raises PermissionDenied for a user who belongs to no tenant.
+    """
+
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
+        if getattr(request, "tenant", None) is None:
+            raise PermissionDenied(_("You belong to no tenant yet: ask an owner to add you."))
+        return view(cast(TenantRequest, request), *args, **kwargs)
+
+    decorated = require_safe(never_cache(login_required(guarded)))
+    return cast(Callable[Concatenate[HttpRequest, P], HttpResponse], decorated)
+
+
+def send(
+    request: HttpRequest, template: str, context: Mapping[str, Any], *, parts: Collection[str] = ()
+) -> HttpResponse:
+    """The whole page, or the part of it named by `?part=`, which live pages fetch again.
+
+    Raises Http404 for a part the page does not have.
+    """
+    part = request.GET.get("part")
+    if part is None:
+        return render(request, template, dict(context))
+    if part not in parts:
+        raise Http404(f"{template} has no part {part!r}, only: {', '.join(parts) or 'none'}")
+    return render(request, f"{template}#{part}", dict(context))

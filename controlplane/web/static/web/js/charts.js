@@ -1,0 +1,165 @@
+"use strict";
+// <figure class="chart" data-src="/series/…" data-chart="latency">: figures with one source share
+// one fetch and one cursor. Null is a gap. Colours are read from tokens; a theme change redraws.
+(() => {
+  const HEIGHT = 180, WINDOWS_MAX = 1000;
+  const root = document.documentElement;
+  const probe = document.createElement("i");
+  probe.hidden = true;
+  document.body.append(probe);
+  const paint = (name) => { probe.style.color = `var(${name})`; return getComputedStyle(probe).color; };
+  const thin = (text) => text.replace(/\B(?=(\d{3})+(?!\d))/g, "\u202f").replace("-", "\u2212");
+  const number = (value) => {
+    const size = Math.abs(value);
+    const text = value.toFixed(Number.isInteger(value) || size >= 100 ? 0 : size >= 10 ? 1 : 2).split(".");
+    return thin(text[0]) + (text[1] ? "." + text[1] : "");
+  };
+  const say = (value, unit) => {
+    if (value == null) return "–";
+    if (unit === "s") return value < 0.9995 ? number(value * 1000) + "\u00a0ms" : number(value) + "\u00a0s";
+    return number(value) + (unit ? "\u00a0" + unit : "");
+  };
+  const utc = (seconds, long) => new Date(seconds * 1e3).toISOString().slice(11, long ? 19 : 16);
+
+  class Chart {
+    constructor(figure, data) {
+      this.figure = figure;
+      this.out = figure.querySelector(".readout");
+      this.box = figure.querySelector(".plot");
+      this.set(data);
+      addEventListener("theme", () => this.draw());
+      new ResizeObserver(() => this.plot && this.plot.setSize({ width: this.box.clientWidth, height: HEIGHT })).observe(this.box);
+    }
+    set(data) {
+      this.data = data;
+      this.spec = data.charts[this.figure.dataset.chart];
+      this.box.classList.remove("busy");
+      const same = this.plot && this.plot.series.length === this.spec.lines.length + 1;
+      if (same) { this.plot.setData(this.columns()); this.read(null); } else this.draw();
+    }
+    columns() { return [this.data.x, ...this.spec.lines.map((line) => line.values)]; }
+    draw() {
+      if (this.plot) this.plot.destroy();
+      this.plot = null;
+      this.box.replaceChildren();
+      if (!this.spec.lines.some((line) => line.values.some((value) => value != null))) {
+        const note = document.createElement("p");
+        note.className = "say";
+        note.textContent = this.figure.dataset.empty;
+        this.box.append(note);
+        this.out.replaceChildren();
+        return;
+      }
+      const ink = paint("--muted"), line = paint("--line"), font = "12px " + getComputedStyle(document.body).fontFamily;
+      const grid = { stroke: line, width: 1 }, axis = { stroke: ink, grid, ticks: { show: false }, font, gap: 6 };
+      const dash = { dash: [6, 4], dot: [2, 3] };
+      this.plot = new uPlot({
+        width: this.box.clientWidth, height: HEIGHT, legend: { show: false }, padding: [14, 8, 0, 0],
+        cursor: { sync: { key: "page" }, drag: { x: true, y: false }, points: { size: 6 } },
+        scales: { y: { range: (_, low, high) => this.range(low, high) } },
+        axes: [
+          { ...axis, space: 64, values: (_, times) => times.map((time) => utc(time, false)) },
+          { ...axis, size: 58, space: 34, values: (_, values) => values.map((value) => say(value, this.spec.unit)) },
+        ],
+        series: [{}, ...this.spec.lines.map((one, index) => ({
+          stroke: paint(`--c${index + 1}`), width: 1.5, dash: dash[one.style], spanGaps: false,
+          points: { show: (plot, id, from, to) => to - from < 3, size: 4 } }))],
+        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)], draw: [(plot) => this.mark(plot)] },
+      }, this.columns(), this.box);
+      this.read(null);
+    }
+    range(low, high) {
+      const bound = this.spec.bound;
+      const shown = bound != null && bound < (high || 0) * 4 + 1e-9 ? bound : 0;
+      return [Math.min(0, low ?? 0), Math.max((high || 0), shown, 1e-3) * 1.08];
+    }
+    mark(plot) {
+      const { ctx, bbox } = plot, ratio = devicePixelRatio;
+      ctx.save();
+      const rule = (x1, y1, x2, y2) => { ctx.beginPath(); ctx.moveTo(x1, y1); ctx.lineTo(x2, y2); ctx.stroke(); };
+      if (this.spec.bound != null && this.spec.bound <= plot.scales.y.max) {
+        const y = plot.valToPos(this.spec.bound, "y", true);
+        ctx.strokeStyle = paint("--bad"); ctx.lineWidth = ratio; ctx.setLineDash([2 * ratio, 3 * ratio]);
+        rule(bbox.left, y, bbox.left + bbox.width, y);
+      }
+      ctx.setLineDash([]); ctx.font = `${11 * ratio}px sans-serif`; ctx.textAlign = "center"; ctx.lineWidth = ratio;
+      for (const mark of this.data.marks) {
+        if (mark.at < plot.scales.x.min || mark.at > plot.scales.x.max) continue;
+        const x = plot.valToPos(mark.at, "x", true), action = mark.kind === "action";
+        ctx.strokeStyle = ctx.fillStyle = paint(action ? "--act" : "--bad");
+        rule(x, bbox.top, x, bbox.top + bbox.height);
+        ctx.fillText(action ? "◆" : "■", x, bbox.top - 3 * ratio);
+      }
+      ctx.restore();
+    }
+    read(index) {
+      const { x } = this.data, at = index ?? x.length - 1;
+      const item = (kind, text, value, style) => {
+        const span = document.createElement("span"), mark = document.createElement("i"), b = document.createElement("b");
+        span.className = kind; mark.className = style || ""; b.textContent = value;
+        span.append(mark, text + " ", b);
+        return span;
+      };
+      const time = document.createElement("span");
+      time.textContent = utc(x[at], true);
+      const items = this.spec.lines.map((one, i) => item(`c${i + 1}`, one.label, say(one.values[at], this.spec.unit), one.style));
+      if (this.spec.bound != null) items.push(item("bound", this.spec.bound_label, say(this.spec.bound, this.spec.unit), "dot"));
+      const near = this.data.marks.filter((mark) => index != null && Math.abs(mark.at - x[at]) <= this.data.step_s / 2);
+      for (const mark of near) items.push(Object.assign(document.createElement("span"), { textContent: (mark.kind === "action" ? "◆ " : "■ ") + mark.label }));
+      this.out.replaceChildren(time, ...items);
+      if (index == null) this.box.setAttribute("aria-label", this.figure.dataset.question + " " + this.out.textContent);
+    }
+  }
+
+  // All charts of one source.
+  class Source {
+    constructor(address, figures) {
+      this.address = address; this.figures = figures; this.charts = [];
+      this.load();
+      document.body.addEventListener("changed:charts", () => this.load());
+      for (const part of ["incidents", "actions"]) document.body.addEventListener("changed:" + part, () => this.later());
+      document.body.addEventListener("point", (event) => this.add(event.detail));
+    }
+    later() { clearTimeout(this.timer); this.timer = setTimeout(() => this.load(), 500); }
+    async load() {
+      const slow = setTimeout(() => this.figures.forEach((f) => f.querySelector(".plot").classList.add("busy")), 300);
+      try {
+        const answer = await fetch(this.address, { headers: { Accept: "application/json" } });
+        if (!answer.ok) throw new Error(String(answer.status));
+        this.data = await answer.json();
+        if (this.charts.length) this.charts.forEach((chart) => chart.set(this.data));
+        else this.charts = this.figures.map((figure) => new Chart(figure, this.data));
+      } catch (error) {
+        for (const figure of this.figures) {
+          if (this.charts.length) break; // the last picture stays; it tells its own time
+          const note = Object.assign(document.createElement("p"), { className: "say" });
+          note.textContent = figure.dataset.failed;
+          figure.querySelector(".plot").replaceChildren(note);
+        }
+      } finally {
+        clearTimeout(slow);
+        this.figures.forEach((f) => f.querySelector(".plot").classList.remove("busy"));
+      }
+    }
+    add(point) {
+      if (!this.data || point.objective !== this.data.objective) return;
+      if (point.step_s !== this.data.step_s) return this.later(); // a wider range: windows are summed on the server
+      const { x } = this.data, replace = x.at(-1) === point.at;
+      if (!replace && point.at < x.at(-1)) return;
+      if (!replace) x.push(point.at);
+      for (const [key, spec] of Object.entries(this.data.charts)) {
+        spec.lines.forEach((line, i) => { const value = point.values[key][i]; if (replace) line.values[line.values.length - 1] = value; else line.values.push(value); });
+        if (x.length > WINDOWS_MAX || x[0] < point.at - this.data.minutes * 60) spec.lines.forEach((line) => line.values.shift());
+      }
+      if (x.length > WINDOWS_MAX || x[0] < point.at - this.data.minutes * 60) x.shift();
+      this.charts.forEach((chart) => chart.set(this.data));
+    }
+  }
+
+  const found = new Map();
+  for (const figure of document.querySelectorAll("figure.chart[data-src]")) {
+    const address = figure.dataset.src;
+    found.set(address, [...(found.get(address) || []), figure]);
+  }
+  for (const [address, figures] of found) new Source(address, figures);
+})();

@@ -1,0 +1,39 @@
+"use strict";
+// g + letter goes to a page, j and k walk rows, t turns the time range, . the theme, ? lists keys.
+(() => {
+  const dialog = document.getElementById("keys");
+  const actions = { theme: () => toggleTheme(), keys: () => dialog && !dialog.open && dialog.showModal() };
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-action]");
+    if (button) actions[button.dataset.action]();
+  });
+  const step = (by) => {
+    const rows = [...document.querySelectorAll("[data-row]")].filter((row) => row.offsetParent);
+    if (!rows.length) return;
+    const at = rows.findIndex((row) => row.contains(document.activeElement));
+    const row = rows[at < 0 ? (by > 0 ? 0 : rows.length - 1) : Math.min(Math.max(at + by, 0), rows.length - 1)];
+    const link = row.matches("a") ? row : row.querySelector("a");
+    if (!link) return;
+    link.focus();
+    row.scrollIntoView({ block: "nearest" });
+  };
+  const turn = () => {
+    const ranges = [...document.querySelectorAll(".ranges a")];
+    const at = ranges.findIndex((link) => link.hasAttribute("aria-current"));
+    if (ranges.length) location.assign(ranges[(at + 1) % ranges.length].href);
+  };
+  const plain = { j: () => step(1), k: () => step(-1), t: turn, ".": actions.theme, "?": actions.keys };
+  let went = 0;
+  addEventListener("keydown", (event) => {
+    if (event.target.matches("input, textarea, select") || event.metaKey || event.ctrlKey || event.altKey) return;
+    if (dialog && dialog.open) return;
+    if (went && Date.now() - went < 1500) {
+      went = 0;
+      const link = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
+      if (link) { event.preventDefault(); location.assign(link.href); return; }
+    }
+    if (event.key === "g") { went = Date.now(); return; }
+    const act = plain[event.key];
+    if (act) { event.preventDefault(); act(); }
+  });
+})();

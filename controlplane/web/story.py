@@ -1,0 +1,144 @@
+"""The story line of an incident: what, because of what, what is done, and how far that has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db.models import Prefetch, prefetch_related_objects
+from django.utils.translation import gettext as _
+
+from controlplane.accounts.models import Tenant
+from controlplane.actions.models import IN_FLIGHT, Action, State
+from controlplane.actions.selectors import sentence
+from controlplane.alerts.models import Delivery
+from controlplane.diagnosis.cause import UNKNOWN
+from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.selectors import Story, incidents_open, incidents_recent, story
+
+# A closed incident stays on the overview this long, so that its outcome is seen.
+RECENT = timedelta(minutes=30)
+RECENT_MAX = 20
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the way; `status` is done, now, next or failed. `note` says to whom, or why."""
+
+    word: str
+    status: str
+    at: datetime | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StoryLine:
+    """`state` colours the rule: bad, act (something is being done) or ok (over)."""
+
+    incident: Incident
+    told: Story
+    doing: str
+    steps: tuple[Step, ...]
+    state: str
+    action: Action | None
+    deliveries: tuple[Delivery, ...]
+    actions: tuple[Action, ...]
+
+
+def story_lines(tenant: Tenant, now: datetime) -> list[StoryLine]:
+    """Open incidents, oldest first, then those closed within RECENT, newest first."""
+    lately = [
+        incident
+        for incident in incidents_recent(tenant, RECENT_MAX)
+        if incident.closed_at is not None and incident.closed_at > now - RECENT
+    ]
+    return lines_of([*incidents_open(tenant), *lately])
+
+
+def lines_of(incidents: Sequence[Incident]) -> list[StoryLine]:
+    """The story of each incident; three queries for all of them together."""
+    actions = Action.objects.select_related("engine").order_by("created_at")
+    deliveries = Delivery.objects.select_related("channel").order_by("created_at")
+    prefetch_related_objects(
+        list(incidents),
+        Prefetch("actions", actions.prefetch_related("transitions"), to_attr="acted"),
+        Prefetch("deliveries", deliveries, to_attr="said"),
+    )
+    return [_line(incident) for incident in incidents]
+
+
+def _line(incident: Incident) -> StoryLine:
+    told = story(incident)
+    acted: tuple[Action, ...] = tuple(incident.acted)  # type: ignore[attr-defined]
+    said: tuple[Delivery, ...] = tuple(incident.said)  # type: ignore[attr-defined]
+    action = acted[-1] if acted else None
+    running = action is not None and action.state in IN_FLIGHT
+    over = incident.state == Incident.State.CLOSED
+    return StoryLine(
+        incident=incident,
+        told=told,
+        doing=_doing(told, action),
+        steps=tuple(_steps(incident, told, action, said)),
+        state="act" if running else "ok" if over else "bad",
+        action=action,
+        deliveries=said,
+        actions=acted,
+    )
+
+
+def _doing(told: Story, action: Action | None) -> str:
+    if action is not None:
+        return sentence(action)
+    if told.diagnosis is None:
+        return ""
+    if told.no_action:
+        return told.no_action
+    if told.cause == UNKNOWN:
+        return _("Nothing is changed, because the evidence carries no cause.")
+    return ""
+
+
+def _steps(
+    incident: Incident, told: Story, action: Action | None, said: Sequence[Delivery]
+) -> list[Step]:
+    steps = [Step(_("detected"), "done", incident.opened_at)]
+    first = min((d.made_at for d in incident.diagnoses.all()), default=None)
+    steps.append(Step(_("explained"), "done", first) if first else Step(_("explain"), "now"))
+    steps.append(_step_told(said))
+    steps.extend(_steps_acted(action, told))
+    if incident.closed_at is not None:
+        steps.append(Step(_("over"), "done", incident.closed_at))
+    return steps
+
+
+def _step_told(said: Sequence[Delivery]) -> Step:
+    names = ", ".join(delivery.channel.name for delivery in said)
+    sent = [delivery.sent_at for delivery in said if delivery.sent_at is not None]
+    if sent:
+        return Step(_("told"), "done", min(sent), names)
+    if any(delivery.state == Delivery.State.FAILED for delivery in said):
+        return Step(_("not told"), "failed", None, names)
+    return Step(_("tell"), "now" if said else "next", None, names)
+
+
+def _steps_acted(action: Action | None, told: Story) -> list[Step]:
+    if action is None:
+        if told.diagnosis is not None and (told.no_action or told.cause == UNKNOWN):
+            return [Step(_("no action"), "next")]
+        return [Step(_("act"), "next"), Step(_("verify"), "next")]
+    state = action.state
+    if state in (State.REJECTED, State.EXPIRED, State.FAILED):
+        return [Step(_("not acted"), "failed", action.ended_at)]
+    if action.applied_at is None:
+        return [Step(_("acting"), "now", action.created_at), Step(_("verify"), "next")]
+    acted = Step(_("acted"), "done", action.applied_at)
+    if state == State.VERIFIED:
+        return [acted, Step(_("verified"), "done", action.ended_at)]
+    if state == State.ROLLED_BACK:
+        return [acted, Step(_("rolled back"), "failed", action.ended_at)]
+    if state == State.ROLLBACK_FAILED:
+        return [acted, Step(_("rollback failed"), "failed", action.ended_at)]
+    if state == State.ROLLING_BACK:
+        return [acted, Step(_("rolling back"), "now")]
+    return [acted, Step(_("verifying"), "now")]

@@ -1,0 +1,302 @@
+"""How numbers, times and states are written and drawn, the same on every page.
+
+Thin spaces part thousands, a no-break space stands before the unit, the minus is a minus. A state
+is a shape, a word and a colour, never a colour alone. Drawings are SVG with their geometry in
+attributes, since the content policy forbids inline style.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from django import template
+from django.utils import timezone
+from django.utils.functional import Promise
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+register = template.Library()
+
+THIN = "\u202f"  # narrow no-break space, between thousands
+SPACE = "\u00a0"  # no-break space, before a unit
+MINUS = "\u2212"
+NOTHING = "–"
+
+# state → (class, word); the class decides shape and colour in app.css.
+STATES: dict[str, tuple[str, Promise]] = {
+    "met": ("ok", gettext_lazy("met")),
+    "burning": ("warn", gettext_lazy("burning")),
+    "breached": ("bad", gettext_lazy("breached")),
+    "acting": ("act", gettext_lazy("acting")),
+    "no_data": ("none", gettext_lazy("no data")),
+    "open": ("bad", gettext_lazy("open")),
+    "closed": ("ok", gettext_lazy("closed")),
+    "pending": ("none", gettext_lazy("pending")),
+    "sent": ("ok", gettext_lazy("sent")),
+    "failed": ("bad", gettext_lazy("failed")),
+    "firing": ("bad", gettext_lazy("firing")),
+    "near": ("warn", gettext_lazy("near")),
+    "quiet": ("ok", gettext_lazy("quiet")),
+    "ok": ("ok", gettext_lazy("ok")),
+    "late": ("warn", gettext_lazy("late")),
+    "lost": ("bad", gettext_lazy("lost")),
+    "unreachable": ("bad", gettext_lazy("unreachable")),
+    "stopped": ("none", gettext_lazy("stopped")),
+    "error": ("bad", gettext_lazy("error")),
+    "waiting": ("none", gettext_lazy("waiting")),
+    "done": ("ok", gettext_lazy("done")),
+    "better": ("ok", gettext_lazy("better")),
+    "worse": ("bad", gettext_lazy("worse")),
+    "inconclusive": ("warn", gettext_lazy("inconclusive")),
+    "infeasible": ("none", gettext_lazy("infeasible")),
+    "expired": ("none", gettext_lazy("expired")),
+    "proposed": ("none", gettext_lazy("proposed")),
+    "approved": ("act", gettext_lazy("approved")),
+    "dispatched": ("act", gettext_lazy("dispatched")),
+    "acknowledged": ("act", gettext_lazy("acknowledged")),
+    "applied": ("act", gettext_lazy("applied")),
+    "verifying": ("act", gettext_lazy("verifying")),
+    "verified": ("ok", gettext_lazy("verified")),
+    "rejected": ("none", gettext_lazy("rejected")),
+    "rolling_back": ("act", gettext_lazy("rolling back")),
+    "rolled_back": ("warn", gettext_lazy("rolled back")),
+    "rollback_failed": ("bad", gettext_lazy("rollback failed")),
+}
+
+
+def grouped(value: float, decimals: int) -> str:
+    """`value` with thin spaces between thousands and a true minus; NaN and infinity are a dash."""
+    if not math.isfinite(value):
+        return NOTHING
+    text = f"{value:,.{decimals}f}".replace(",", THIN)
+    if text.startswith("-"):
+        text = text[1:] if float(text.replace(THIN, "")) == 0 else MINUS + text[1:]
+    return text
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` to about `digits` significant figures, whole numbers kept whole."""
+    if not math.isfinite(value):
+        return NOTHING
+    if value == 0 or (value == round(value) and abs(value) >= 1):
+        return grouped(value, 0)
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = grouped(value, min(decimals, 6))
+    return text.rstrip("0").rstrip(".") if "." in text and decimals > digits - 1 else text
+
+
+@register.filter
+def number(value: float | None, decimals: int | None = None) -> str:
+    if value is None:
+        return NOTHING
+    return significant(value) if decimals is None else grouped(value, decimals)
+
+
+@register.filter
+def percent(share: float | None, decimals: int = 2) -> str:
+    """A share as per cent, cut, not rounded: 100 % means all of them, below budget means below."""
+    if share is None or not math.isfinite(share):
+        return NOTHING
+    scale: float = 10.0**decimals
+    # Cutting must not turn a share such as 0.99 (98.99999… in binary) into 98.99.
+    return grouped(math.floor(round(share * 100 * scale, 6)) / scale, decimals) + SPACE + "%"
+
+
+@register.filter
+def target(share: float) -> str:
+    """A target with as many digits as it was promised with: 0.999 → 99.9 %."""
+    return f"{share * 100:.4f}".rstrip("0").rstrip(".") + SPACE + "%"
+
+
+@register.filter
+def factor(value: float | None) -> str:
+    """A burn rate: 14.4×, 0.62×, 113×."""
+    if value is None:
+        return NOTHING
+    return grouped(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 1 else 2) + "×"
+
+
+@register.filter
+def duration(seconds: float | None) -> str:
+    """Two units at most: 0.8 ms, 420 ms, 1.24 s, 42 s, 9 min 5 s, 4 h 12 min, 3 d 4 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    if seconds < 0:
+        return MINUS + duration(-seconds)
+    if seconds < 0.9995:
+        ms = seconds * 1000
+        return grouped(ms, 0 if ms >= 10 or ms == 0 else 1 if ms >= 1 else 2) + SPACE + _("ms")
+    if seconds < 59.95:
+        return grouped(seconds, 2 if seconds < 10 else 1 if seconds % 1 else 0) + SPACE + _("s")
+    whole = round(seconds)
+    for size, part, unit, smaller in (
+        (86_400, 3_600, _("d"), _("h")),
+        (3_600, 60, _("h"), _("min")),
+        (60, 1, _("min"), _("s")),
+    ):
+        if whole >= size:
+            rest = whole % size // part
+            head = f"{whole // size}{SPACE}{unit}"
+            return f"{head} {rest}{SPACE}{smaller}" if rest else head
+    return f"{whole}{SPACE}{_('s')}"
+
+
+@register.filter
+def measure(value: float | None, unit: str = "") -> str:
+    """A measured value in its own unit; seconds and shares are written as people say them."""
+    if value is None:
+        return NOTHING
+    if unit in ("s", "seconds"):
+        return duration(value)
+    if unit in ("share", "ratio"):
+        return percent(value, 1)
+    if unit == "%":
+        return significant(value) + SPACE + "%"
+    return significant(value) + (SPACE + unit if unit else "")
+
+
+@register.filter
+def clock(at: datetime | None) -> SafeString:
+    """The time of day in UTC, with the full instant for machines and on hover."""
+    if at is None:
+        return format_html("{}", NOTHING)
+    at = at.astimezone(UTC)
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>',
+        at.isoformat(timespec="seconds"),
+        f"{at:%Y-%m-%d %H:%M:%S} UTC",
+        f"{at:%H:%M:%S}",
+    )
+
+
+@register.filter
+def moment(at: datetime | None) -> SafeString:
+    """As `clock`, with the day in front of it unless that is today."""
+    if at is None:
+        return format_html("{}", NOTHING)
+    at = at.astimezone(UTC)
+    today = timezone.now().astimezone(UTC).date() == at.date()
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>',
+        at.isoformat(timespec="seconds"),
+        f"{at:%Y-%m-%d %H:%M:%S} UTC",
+        f"{at:%H:%M}" if today else f"{at:%Y-%m-%d %H:%M}",
+    )
+
+
+@register.filter
+def since(at: datetime | None) -> str:
+    """How long ago, in words of `duration`."""
+    if at is None:
+        return NOTHING
+    return duration(float(max(0, round((timezone.now() - at).total_seconds()))))
+
+
+@register.filter
+def state_class(state: str) -> str:
+    return STATES[state][0]
+
+
+@register.filter
+def state_word(state: str) -> str:
+    return str(STATES[state][1])
+
+
+@register.simple_tag
+def chip(state: str, word: str = "") -> SafeString:
+    """Shape, colour and word of a state; the word may be said more precisely."""
+    kind, usual = STATES[state]
+    return format_html('<span class="chip {}">{}</span>', kind, word or usual)
+
+
+BUDGET_ZERO = 33.3  # per cent of the rule's width: left of it is overspent
+
+
+@register.simple_tag
+def budget_rule(left: float | None, state: str) -> SafeString:
+    """The budget rule: a bar from a zero mark; what is overspent grows to the left of it.
+
+    `left` is the share of the budget that is left: 1 fills the right side, −1 the left one.
+    """
+    if left is None:
+        said, bar = _("error budget unknown"), mark_safe("")
+    else:
+        said = _("%(share)s of the error budget left") % {"share": percent(left, 0)}
+        room = 100 - BUDGET_ZERO if left >= 0 else BUDGET_ZERO
+        width = max(min(abs(left), 1) * room, 0.8)
+        bar = format_html(
+            '<rect class="{}" x="{}%" y="3" width="{}%" height="6"/>',
+            STATES[state][0] if left >= 0 else "bad",
+            f"{BUDGET_ZERO if left >= 0 else BUDGET_ZERO - width:.2f}",
+            f"{width:.2f}",
+        )
+    return format_html(
+        '<svg class="budget" role="img" aria-label="{}"><rect class="track" x="0" y="3.5" '
+        'width="100%" height="5"/>{}<line class="zero" x1="{}%" x2="{}%" y1="0" y2="12"/></svg>',
+        said,
+        bar,
+        BUDGET_ZERO,
+        BUDGET_ZERO,
+    )
+
+
+SPARK_WIDTH, SPARK_HEIGHT = 160, 32
+
+
+@register.simple_tag
+def sparkline(
+    points: Sequence[Sequence[float | None]], bound: float | None, label: str
+) -> SafeString:
+    """Values over time as one line with gaps kept, and the threshold as a dashed one.
+
+    `points` are [time share 0..1, value] with None where nothing was measured; all sparklines of a
+    page share the time axis, so they line up.
+    """
+    known = [p[1] for p in points if p[1] is not None]
+    if not known:
+        return mark_safe("")
+    low, high = min(0.0, *known), max(*known, bound or 0.0, 1e-12)
+
+    def y(value: float) -> float:
+        return SPARK_HEIGHT - 2 - (value - low) / (high - low) * (SPARK_HEIGHT - 4)
+
+    steps, pen = [], "M"
+    for at, value in points:
+        if value is None or at is None:
+            pen = "M"
+            continue
+        steps.append(f"{pen}{at * SPARK_WIDTH:.1f} {y(value):.1f}")
+        pen = "L"
+    limit = (
+        format_html(
+            '<line class="bound" x1="0" x2="{}" y1="{}" y2="{}"/>',
+            SPARK_WIDTH,
+            f"{y(bound):.1f}",
+            f"{y(bound):.1f}",
+        )
+        if bound is not None
+        else ""
+    )
+    return format_html(
+        '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
+        'aria-label="{}">{}<path d="{}"/></svg>',
+        SPARK_WIDTH,
+        SPARK_HEIGHT,
+        label,
+        limit,
+        "".join(steps),
+    )
+
+
+@register.simple_tag
+def knob_changes(changes: dict[str, dict[str, object]]) -> SafeString:
+    """Each knob with what it was and what it becomes: max_num_seqs 8 → 32."""
+    return format_html_join(
+        ", ",
+        '<span class="nobr"><code>{}</code> {} → {}</span>',
+        ((knob, change.get("from"), change.get("to")) for knob, change in changes.items()),
+    )
