@@ -14,6 +14,7 @@ from django.core.asgi import get_asgi_application
 
 django_application = get_asgi_application()
 
+import asyncio  # noqa: E402
 import threading  # noqa: E402
 from collections.abc import Awaitable, Callable, MutableMapping  # noqa: E402
 from typing import Any  # noqa: E402
@@ -23,14 +24,14 @@ from django.conf import settings  # noqa: E402
 
 from controlplane.accounts.selectors import ingest_tenant  # noqa: E402
 from controlplane.celery import app as celery_app  # noqa: E402
-from tracing import ingest  # noqa: E402
+from tracing import wiring  # noqa: E402
 from tracing.receivers import otlp_http  # noqa: E402
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-otlp_application = otlp_http.application(authenticate=ingest_tenant, door=ingest.door)
+otlp_application = otlp_http.application(ingest_tenant, wiring.door)
 
 
 class EmbeddedCelery:
@@ -72,7 +73,8 @@ async def lifespan(receive: Receive, send: Send) -> None:
         elif message["type"] == "lifespan.shutdown":
             if embedded:
                 embedded.stop()
-            await ingest.door.close()
+            # Makes durable what waits; it joins threads, so not on the loop that feeds them.
+            await asyncio.to_thread(wiring.close)
             await send({"type": "lifespan.shutdown.complete"})
             return
 

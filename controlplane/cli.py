@@ -98,7 +98,7 @@ def up(options: argparse.Namespace) -> None:
     from django.conf import settings
     from django.core.management import call_command
 
-    from controlplane.accounts.services import first_owner
+    from controlplane.accounts.first_run import first_owner
 
     sockets = [
         listen(settings.TRIMTAB_BIND, settings.TRIMTAB_WEB_PORT, "pages", "TRIMTAB_WEB_PORT"),
@@ -132,7 +132,7 @@ def status(options: argparse.Namespace) -> None:
     django.setup()
     from django.conf import settings
 
-    from controlplane.accounts.services import token_for_cli
+    from controlplane.accounts.first_run import token_for_cli
 
     url = (options.url or settings.TRIMTAB_PUBLIC_URL).rstrip("/")
     try:

@@ -59,9 +59,10 @@ def prepare(webhook_url: str) -> dict[str, str]:
     from django.conf import settings
     from django.core.management import call_command
 
+    from controlplane.accounts.first_run import first_owner, keep_secret
     from controlplane.accounts.models import Token
     from controlplane.accounts.selectors import token_find
-    from controlplane.accounts.services import first_owner, token_create
+    from controlplane.accounts.services import token_create
     from controlplane.alerts.models import Channel
     from slo.services import objective_apply
 
@@ -72,9 +73,7 @@ def prepare(webhook_url: str) -> dict[str, str]:
     for kind in Token.Kind.values:
         if token_find(kept.get(kind, ""), kinds={kind}) is None:
             _, kept[kind] = token_create(tenant=login.tenant, kind=kind, name="demo")
-    handle = os.open(kept_at, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        json.dump(kept, file)
+    keep_secret(kept_at, json.dumps(kept))
     for spec in OBJECTIVES:
         objective_apply(tenant=login.tenant, spec=spec)
     Channel.objects.update_or_create(
