@@ -1,0 +1,295 @@
+"""Spans per CPU-second of all server processes, from OTLP/HTTP gzip to durable.
+
+    python bench/ingest.py [--app MODULE:APP] [--requests N] [--connections N]
+
+A real uvicorn process serves the app; this process sends distinct gzip bodies of 1,000 spans with
+12 attributes (7 of them different in every span) over several connections, then stops the server
+and counts what the store holds. CPU time is read from /proc for the server's process tree, and
+includes what it does for 2 s after the last acknowledgement (merging parts).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import http.client
+import os
+import random
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from queue import Empty, Queue
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+TARGET = 60_000
+SPANS = 1_000
+SETTLE_S = 2.0
+TICKS = os.sysconf("SC_CLK_TCK")
+# Makes a tenant with an ingest token in the control plane's database; the last line is the token.
+MAKE_TOKEN = """
+import django
+django.setup()
+from controlplane.accounts.services import tenant_create, token_create
+tenant = tenant_create(slug="bench", name="Bench")
+print(token_create(tenant=tenant, kind="ingest", name="bench")[1])
+"""
+
+
+def body(seed: int) -> bytes:
+    """A gzip export of SPANS llm_request spans; no two seeds share a span."""
+    draw = random.Random(seed)
+    now = time.time_ns()
+    request = ExportTraceServiceRequest()
+    resource_spans = request.resource_spans.add()
+    identity = {
+        "service.name": "chat",
+        "service.instance.id": f"engine-{seed % 8}",
+        "host.name": f"node-{seed % 2}",
+        "service.version": "0.1.0",
+        "telemetry.sdk.language": "python",
+    }
+    for key, value in identity.items():
+        resource_spans.resource.attributes.add(key=key).value.string_value = value
+    spans = resource_spans.scope_spans.add().spans
+    for _ in range(SPANS):
+        end = now - draw.randrange(10**9)
+        wait, prefill, decode = (draw.expovariate(1 / mean) for mean in (0.01, 0.05, 1.0))
+        span = spans.add(
+            trace_id=draw.randbytes(16),
+            span_id=draw.randbytes(8),
+            name="llm_request",
+            kind=2,
+            start_time_unix_nano=end - int((wait + prefill + decode) * 1e9),
+            end_time_unix_nano=end,
+        )
+        attributes: dict[str, str | int | float] = {
+            "gen_ai.request.id": f"cmpl-{draw.getrandbits(64):016x}",
+            "gen_ai.latency.e2e": wait + prefill + decode,
+            "gen_ai.latency.time_in_queue": wait,
+            "gen_ai.latency.time_to_first_token": wait + prefill,
+            "gen_ai.latency.time_in_model_prefill": prefill,
+            "gen_ai.latency.time_in_model_decode": decode,
+            "gen_ai.latency.time_in_model_inference": prefill + decode,
+            "gen_ai.usage.prompt_tokens": draw.randrange(1, 2_000),
+            "gen_ai.usage.completion_tokens": draw.randrange(1, 500),
+            "gen_ai.request.max_tokens": 512,
+            "gen_ai.response.model": "llama-1.3m",
+            "trimtab.config_version": 7,
+        }
+        for key, value in attributes.items():
+            any_value = span.attributes.add(key=key).value
+            if isinstance(value, str):
+                any_value.string_value = value
+            elif isinstance(value, int):
+                any_value.int_value = value
+            else:
+                any_value.double_value = value
+    return gzip.compress(request.SerializeToString(), 6)
+
+
+def tree(pid: int) -> list[int]:
+    """The process and all its descendants."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found += tree(int(child))
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of the process tree."""
+    total = 0
+    for process in tree(pid):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS
+
+
+def memory_mib(pid: int) -> float:
+    """Resident memory of the process tree."""
+    lines = [
+        line
+        for process in tree(pid)
+        for line in Path(f"/proc/{process}/status").read_text().splitlines()
+    ]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def control_plane_token(environment: dict[str, str]) -> str:
+    """Migrate a fresh control plane and make an ingest token in it."""
+    manage = [sys.executable, "manage.py", "migrate", "--verbosity=0"]
+    subprocess.run(manage, cwd=ROOT, env=environment, check=True)
+    made = subprocess.run(
+        [sys.executable, "-c", MAKE_TOKEN],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return made.stdout.strip().splitlines()[-1]
+
+
+def start(app: str, home: Path) -> tuple[subprocess.Popen[bytes], int, str]:
+    """The server process, its port and a token it accepts."""
+    port = free_port()
+    environment = {**os.environ, "TRIMTAB_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    if app == "ingest:application":
+        token = environment["BENCH_TOKEN"] = secrets.token_urlsafe(16)
+    else:
+        environment["DJANGO_SETTINGS_MODULE"] = "controlplane.settings"
+        token = control_plane_token(environment)
+    command = [sys.executable, "-m", "uvicorn", app, "--app-dir", str(ROOT / "bench")]
+    command += ["--port", str(port), "--no-access-log", "--log-level", "warning"]
+    server = subprocess.Popen(command, cwd=ROOT, env=environment)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise SystemExit(f"{app} stopped with code {server.returncode} before it served")
+        try:
+            send(http.client.HTTPConnection("127.0.0.1", port), token, b"")
+        except ConnectionError:
+            time.sleep(0.1)
+        else:
+            return server, port, token
+    raise SystemExit(f"{app} did not serve within 30 s")
+
+
+def send(connection: http.client.HTTPConnection, token: str, payload: bytes) -> None:
+    """One export, again while the server asks for patience. Raises SystemExit when refused."""
+    headers = {
+        "Content-Type": "application/x-protobuf",
+        "Content-Encoding": "gzip",
+        "Authorization": f"Bearer {token}",
+    }
+    while True:
+        connection.request("POST", "/v1/traces", payload, headers)
+        response = connection.getresponse()
+        answer = response.read()
+        if response.status == 200 and not answer:
+            return
+        if response.status not in (429, 503):
+            raise SystemExit(f"HTTP {response.status}: {answer!r}")
+        time.sleep(float(response.headers["Retry-After"]))
+
+
+def send_all(port: int, token: str, bodies: list[bytes], connections: int) -> None:
+    """Every body once, over that many connections at the same time."""
+    waiting: Queue[bytes] = Queue()
+    for payload in bodies:
+        waiting.put(payload)
+
+    def drain() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        while True:
+            try:
+                send(connection, token, waiting.get_nowait())
+            except Empty:
+                return
+
+    threads = [threading.Thread(target=drain) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def stored(home: Path) -> int:
+    """Distinct spans in the store of the server that has stopped."""
+    from tracing.store.chdb import ChdbStore
+
+    store = ChdbStore(home / "chdb")
+    rows = store.query("SELECT uniqExact(trace_id, span_id) AS spans FROM spans").to_pylist()
+    store.close()
+    return int(rows[0]["spans"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--app", default="ingest:application", help="what uvicorn serves")
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--connections", type=int, default=16)
+    arguments = parser.parse_args()
+
+    print(f"building {arguments.requests} bodies of {SPANS} spans", flush=True)
+    bodies = [body(seed) for seed in range(arguments.requests)]
+    warm_up, bodies = bodies[:16], bodies[16:]
+    size_kib = sum(map(len, bodies)) / len(bodies) / 1024
+    print(f"built: {size_kib:.0f} KiB each; load {os.getloadavg()[0]:.2f}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="trimtab-bench-") as folder:
+        home = Path(folder)
+        server, port, token = start(arguments.app, home)
+        try:
+            idle_mib = memory_mib(server.pid)
+            send_all(port, token, warm_up, arguments.connections)
+            time.sleep(SETTLE_S)
+            cpu, began = cpu_seconds(server.pid), time.monotonic()
+            send_all(port, token, bodies, arguments.connections)
+            acknowledged, wall_s = cpu_seconds(server.pid), time.monotonic() - began
+            busy_mib = memory_mib(server.pid)
+            time.sleep(SETTLE_S)
+            settled = cpu_seconds(server.pid)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(30)
+        found = stored(home)
+    spans = len(bodies) * SPANS
+    sent = spans + len(warm_up) * SPANS
+    rate = spans / (settled - cpu)
+    print(f"sent {sent} spans, found {found}")
+    print(
+        f"wall {wall_s:.1f} s, {spans / wall_s:,.0f} spans/s; CPU {acknowledged - cpu:.2f} s until "
+        f"acknowledged, {settled - cpu:.2f} s with {SETTLE_S:.0f} s of settling"
+    )
+    print(f"server memory: {idle_mib:.0f} MiB idle, {busy_mib:.0f} MiB under load")
+    passed = found == sent and rate >= TARGET
+    print(f"ingest spans_per_cpu_second {rate:.0f} target {TARGET} {'PASS' if passed else 'FAIL'}")
+    raise SystemExit(0 if passed else 1)
+
+
+if __name__ == "__main__":
+    main()
+else:
+    # What uvicorn serves by default: the receiver alone, over a store in TRIMTAB_HOME.
+    from tracing import wiring
+    from tracing.receivers import otlp_http
+
+    wiring.configure(Path(os.environ["TRIMTAB_HOME"]) / "chdb", retention_days=30)
+
+    async def one_token(token: str) -> str | None:
+        return "bench" if secrets.compare_digest(token, os.environ["BENCH_TOKEN"]) else None
+
+    receiver = otlp_http.application(one_token, wiring.door)
+
+    async def application(
+        scope: otlp_http.Scope, receive: otlp_http.Receive, send: otlp_http.Send
+    ) -> None:
+        if scope["type"] == "http":
+            await receiver(scope, receive, send)
+            return
+        while scope["type"] == "lifespan":
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                wiring.door()
+            else:
+                wiring.close()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
