@@ -100,7 +100,7 @@ def _decode(hint: Any, value: object, where: str) -> Any:
         return hint.from_json(value)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         try:
-            return hint(value)
+            return hint(str(value))
         except ValueError:
             allowed = ", ".join(hint)
             raise WireError(f"{where}: got {value!r}, allowed: {allowed}") from None

@@ -1,0 +1,98 @@
+"""Trimtab's own engine: GET and PATCH /v1/runtime_config with an ETag.
+
+The ETag is the `config_version`, persisted by the engine and raised by every change, so it still
+tells one change from another after the engine was restarted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpu_agent.engine_adapter import (
+    Conflict,
+    EngineAdapter,
+    EngineState,
+    Refused,
+    Unreachable,
+    Values,
+)
+
+PATH = "/v1/runtime_config"
+ANSWER_BYTES_MAX = 1024 * 1024
+BY_CHARS_MAX = 100
+
+
+class ReferenceEngine(EngineAdapter):
+    """Speaks to one engine over one short connection per call."""
+
+    slug = "reference"
+    label = "Trimtab reference engine"
+
+    def read(self) -> EngineState:
+        return self._state(*self._ask("GET", {}, None))
+
+    def apply(self, values: Values, *, expected_version: int, by: str) -> EngineState:
+        headers = {
+            "If-Match": f'"{expected_version}"',
+            "Content-Type": "application/json",
+            "X-Changed-By": by[:BY_CHARS_MAX],
+        }
+        return self._state(*self._ask("PATCH", headers, json.dumps(dict(values)).encode()))
+
+    def _ask(self, method: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
+        parts = urlsplit(self.url)
+        https = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
+        deadline = time.monotonic() + self.timeout_s
+        with contextlib.closing(kind(parts.netloc, timeout=self.timeout_s)) as connection:
+            try:
+                connection.request(method, f"{parts.path}{PATH}", body=body, headers=headers)
+                response = connection.getresponse()
+                answer = bytearray()
+                while chunk := response.read1(65_536):
+                    answer += chunk
+                    if len(answer) > ANSWER_BYTES_MAX:
+                        raise Unreachable(f"{self.url}{PATH}: more than {ANSWER_BYTES_MAX} bytes")
+                    if time.monotonic() > deadline:
+                        raise Unreachable(f"{self.url}{PATH}: no answer within {self.timeout_s} s")
+                if response.length:
+                    raise Unreachable(f"{self.url}{PATH}: the answer broke off")
+            except (OSError, http.client.HTTPException) as error:
+                raise Unreachable(f"{self.url}{PATH}: {error or type(error).__name__}") from error
+        return response.status, bytes(answer)
+
+    def _state(self, status: int, body: bytes) -> EngineState:
+        if status != 200:
+            message = f"{self.url}{PATH}: HTTP {status}, {_error_message(body)}"
+            if status == 412:
+                raise Conflict(message)
+            if status in (408, 425, 429) or status >= 500:
+                raise Unreachable(message)
+            raise Refused(message)
+        try:
+            answer = json.loads(body)
+            version, values = answer["config_version"], answer["values"]
+            knobs, model = answer.get("knobs", {}), answer.get("model", "")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Unreachable(f"{self.url}{PATH}: not a configuration: {error!r}") from error
+        fits = type(version) is int and isinstance(values, dict) and isinstance(knobs, dict)
+        if not fits or not all(isinstance(knob, dict) for knob in knobs.values()):
+            raise Unreachable(
+                f"{self.url}{PATH}: config_version {version!r}, want an integer; "
+                "values and knobs want objects"
+            )
+        return EngineState(version, values, str(model), knobs)
+
+
+def _error_message(body: bytes) -> str:
+    """The engine's own words: `{"error": {"message": …}}`, or the start of what came instead."""
+    try:
+        message: Any = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = body[:200].decode("utf-8", "replace")
+    return str(message)[:500]
