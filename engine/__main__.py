@@ -1,0 +1,134 @@
+"""`python -m engine`: one engine process, from the command line to the last drained request."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from engine.config import MODELS, EngineConfig
+from engine.reconfig import StateError
+from engine.server import App
+
+BACKLOG = 2048
+# The step thread needs the interpreter for a moment between two kernels; the default of 5 ms
+# would let the event loop keep it from it for longer than a whole step takes.
+SWITCH_INTERVAL_S = 0.0005
+
+
+class Server(uvicorn.Server):
+    """Uvicorn that closes the engine's door first: from the signal on, new requests get 503."""
+
+    def __init__(self, config: uvicorn.Config, app: App, ready: str) -> None:
+        super().__init__(config)
+        self.app = app
+        self.ready = ready
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not handed up: uvicorn would raise the signal again after a clean end.
+        self.app.core.draining = True
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.app.attach(asyncio.get_running_loop())
+        await super().startup(sockets)
+        sys.stdout.write(self.ready + "\n")
+        sys.stdout.flush()
+
+
+def parse(arguments: list[str]) -> EngineConfig:
+    """Exits with 2 and a message for what argparse or EngineConfig does not allow."""
+    default = EngineConfig()
+    parser = argparse.ArgumentParser(
+        prog="python -m engine",
+        description="Serves a small Llama-style model over an OpenAI-compatible API.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--name", default=default.name, help="this engine, as metrics and spans call it")
+    add("--service", default=default.service, help="the service it belongs to")
+    add("--node", default=default.node, help="the host it runs on")
+    add("--host", default=default.host, help="address to listen on")
+    add("--port", type=int, default=default.port, help="port to listen on; 0 picks a free one")
+    add("--model", choices=MODELS, default=default.model, help="size of the built-in model")
+    add("--seed", type=int, default=default.seed, help="seed of the model's weights")
+    add("--threads", type=int, default=default.threads, help="CPU threads of a forward pass")
+    add("--model-len-max", type=int, default=default.model_len_max, help="tokens of a sequence")
+    add("--kv-pool-blocks", type=int, default=default.kv_pool_blocks, help="size of the KV cache")
+    add("--block-size", type=int, default=default.block_size, help="tokens of a KV block")
+    add("--queue-requests-max", type=int, default=default.queue_requests_max, help="then 429")
+    add("--queue-tokens-max", type=int, default=default.queue_tokens_max, help="then 429")
+    add("--drain-s-max", type=float, default=default.drain_s_max, help="on SIGTERM, to finish in")
+    add("--state", type=Path, default=None, help="folder of the runtime configuration")
+    add("--otlp", default="", metavar="URL", help="OTLP/HTTP endpoint for spans; none: no tracing")
+    add(
+        "--ingest-token-env",
+        default="TRIMTAB_INGEST_TOKEN",
+        metavar="NAME",
+        help="environment variable that holds the bearer token for --otlp",
+    )
+    options = vars(parser.parse_args(arguments))
+    token = os.environ.get(options.pop("ingest_token_env"), "")
+    try:
+        return EngineConfig(otlp_endpoint=options.pop("otlp"), ingest_token=token, **options)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def listen(config: EngineConfig) -> socket.socket:
+    """A bound socket; raises OSError when the address cannot be had."""
+    door = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
+    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    door.bind((config.host, config.port))
+    return door
+
+
+def main(arguments: list[str] | None = None) -> int:
+    config = parse(sys.argv[1:] if arguments is None else arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        door = listen(config)
+    except OSError as error:
+        sys.stderr.write(
+            f"{config.name}: cannot listen on {config.host}:{config.port}: {error.strerror}. "
+            "Stop what uses the port, or choose another with --port.\n"
+        )
+        return 1
+    try:
+        app = App(config)
+    except StateError as error:
+        sys.stderr.write(f"{config.name}: {error}\n")
+        return 1
+    version = app.core.runtime.current.config_version
+    host, port = door.getsockname()[:2]
+    server = Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=60,
+            timeout_graceful_shutdown=max(1, round(config.drain_s_max)),
+        ),
+        app,
+        f"{config.name} ready: {config.model_name} on http://{host}:{port}, "
+        f"config_version {version}",
+    )
+    server.run(sockets=[door])
+    app.core.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Static configuration of one engine process: what a restart would be needed to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MODELS = ("1.3m", "8m")
+SEQS_MAX = 256  # the upper bound of the knob max_num_seqs; sizes the per-sequence arrays
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Raises ValueError naming the field, its value and what is allowed.
+
+    `kv_pool_blocks` blocks of `block_size` tokens are shared by all sequences; one sequence of
+    `model_len_max` tokens must fit, so that a lone request can always finish.
+    """
+
+    name: str = "engine-0"
+    service: str = "chat"
+    node: str = "node-a"
+    host: str = "127.0.0.1"
+    port: int = 8100
+    model: str = "1.3m"
+    seed: int = 0
+    threads: int = 1
+    model_len_max: int = 2048
+    kv_pool_blocks: int = 4096
+    block_size: int = 16
+    queue_requests_max: int = 512
+    queue_tokens_max: int = 262_144
+    drain_s_max: float = 10.0
+    state: Path | None = None
+    otlp_endpoint: str = ""
+    ingest_token: str = ""
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ValueError(f"model: got {self.model!r}, allowed: {', '.join(MODELS)}")
+        for field in ("threads", "block_size", "queue_requests_max", "queue_tokens_max"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field}: got {getattr(self, field)}, allowed: 1 or more")
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"port: got {self.port}, allowed: 0 to 65535 (0 picks a free one)")
+        if not 1 <= self.model_len_max <= 8192:
+            raise ValueError(f"model_len_max: got {self.model_len_max}, allowed: 1 to 8192 tokens")
+        if self.kv_pool_blocks < self.blocks_per_sequence_max:
+            raise ValueError(
+                f"kv_pool_blocks: got {self.kv_pool_blocks}, allowed: at least "
+                f"{self.blocks_per_sequence_max} (one sequence of {self.model_len_max} tokens)"
+            )
+
+    @property
+    def blocks_per_sequence_max(self) -> int:
+        return -(-self.model_len_max // self.block_size)
+
+    @property
+    def model_name(self) -> str:
+        """The name clients and metrics see, e.g. `llama-1.3m`."""
+        return f"llama-{self.model}"

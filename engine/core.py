@@ -1,0 +1,228 @@
+"""The step thread: takes requests in, runs steps, hands tokens out.
+
+Other threads reach it only through `submit`, `cancel`, `pause` and the RuntimeStore. It reads the
+running configuration once per step, and wakes the event loop once per step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from engine.config import SEQS_MAX, EngineConfig
+from engine.exec.rows import Rows
+from engine.exec.runner import Runner
+from engine.kv.allocator import PagedAllocator
+from engine.kv.pool import KVPool
+from engine.models.llama import SHAPES, Llama
+from engine.observe import Metrics, Reading
+from engine.reconfig import RuntimeStore, Versioned
+from engine.sched.request import Finish, Request
+from engine.sched.scheduler import Outcome, Scheduler
+from engine.spans import Tracing
+
+log = logging.getLogger("engine")
+
+IDLE_S_MAX = 1.0  # an idle engine looks around at least this often
+RETRY_AFTER_S_MAX = 30
+
+Deliver = Callable[[Outcome], None]
+
+
+class Rejected(Exception):
+    """Not admitted: `reason` is one of observe.REJECTIONS; come back after `retry_after_s`."""
+
+    def __init__(self, reason: str, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class Core:
+    """One model, one scheduler, one step thread. `deliver` is called from that thread."""
+
+    def __init__(self, config: EngineConfig, deliver: Deliver) -> None:
+        self.config = config
+        self.deliver = deliver
+        torch.set_num_threads(config.threads)
+        shape = SHAPES[config.model]
+        self.rows = Rows(
+            rows=SEQS_MAX, model_len_max=config.model_len_max, block_size=config.block_size
+        )
+        self.allocator = PagedAllocator(config.kv_pool_blocks)
+        pool = KVPool(
+            layers=shape.layers,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            blocks=config.kv_pool_blocks,
+            block_size=config.block_size,
+        )
+        model = Llama(shape, seed=config.seed, positions=config.model_len_max)
+        self.runner = Runner(model, pool, self.rows)
+        self.scheduler = Scheduler(self.rows, self.allocator)
+        self.wake = threading.Event()
+        self.runtime = RuntimeStore(config.state, self.wake.set)
+        self.metrics = Metrics(config, self.reading)
+        self.runtime.listeners.append(self._count_change)
+        self.tracing = Tracing(config) if config.otlp_endpoint else None
+        self.inbox: deque[tuple[Request, Finish | None, str]] = deque()  # finish None: submit
+        self.submitted_requests = 0
+        self.submitted_tokens = 0
+        self.finish_gap_s = 0.0  # mean time between two finished requests, lately
+        self.finished_at = 0.0
+        self.draining = False
+        self.paused = False
+        self.stopping = False
+        self.thread = threading.Thread(target=self._run, name="step", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Ends the step thread; requests still in flight fail. Then sends the last spans."""
+        self.stopping = True
+        self.wake.set()
+        self.thread.join()
+        if self.tracing:
+            self.tracing.close()
+
+    @property
+    def alive(self) -> bool:
+        return self.thread.is_alive() and not self.stopping
+
+    @property
+    def waiting(self) -> int:
+        return self.submitted_requests - self.scheduler.left_requests
+
+    @property
+    def in_flight(self) -> int:
+        return self.waiting + len(self.scheduler.running)
+
+    def reading(self) -> Reading:
+        version = self.runtime.running
+        return Reading(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting) + len(self.inbox),
+            kv_usage_ratio=self.allocator.allocated_blocks / self.allocator.blocks,
+            config_version=version.config_version,
+            knobs=version.config.values(),
+            spans_dropped=self.tracing.dropped if self.tracing else 0,
+        )
+
+    def submit(self, request: Request) -> None:
+        """Queues a request; called from the event loop only. Raises Rejected."""
+        self.metrics.received += 1
+        if self.draining or self.stopping:
+            self._reject("shutting_down", "the engine is shutting down")
+        waiting, bound = self.waiting, self.config.queue_requests_max
+        if waiting >= bound:
+            self._reject("max_num_queued_reqs", f"{waiting} requests are waiting, allowed: {bound}")
+        tokens = self.submitted_tokens - self.scheduler.left_tokens + request.prompt_tokens
+        if waiting and tokens > self.config.queue_tokens_max:
+            self._reject(
+                "max_num_queued_tokens",
+                f"{tokens} prompt tokens would wait, allowed: {self.config.queue_tokens_max}",
+            )
+        self.submitted_requests += 1
+        self.submitted_tokens += request.prompt_tokens
+        self.inbox.append((request, None, ""))
+        self.wake.set()
+
+    def cancel(
+        self, request: Request, finish: Finish = Finish.ABORT, error: str = "cancelled"
+    ) -> None:
+        """Takes effect before the next step; a request that has ended stays as it ended."""
+        self.inbox.append((request, finish, error))
+        self.wake.set()
+
+    def pause(self, paused: bool) -> None:
+        """Paused, running requests finish and the queue keeps; nothing new is started."""
+        self.paused = paused
+        self.wake.set()
+
+    def _reject(self, reason: str, message: str) -> None:
+        self.metrics.rejected[reason] += 1
+        seconds = math.ceil(self.waiting * self.finish_gap_s)
+        raise Rejected(reason, message, min(max(seconds, 1), RETRY_AFTER_S_MAX))
+
+    def _count_change(self, version: Versioned) -> None:
+        self.metrics.config_changed(version.changed_by)
+
+    def _run(self) -> None:
+        while not self.stopping:
+            self.wake.clear()
+            self._take_in()
+            config = self.runtime.take()
+            now = time.monotonic()
+            hold = self.scheduler.hold_until(config)
+            if hold > now and not self.stopping:
+                self.wake.wait(hold - now)
+                continue
+            try:
+                if not self._step(now):
+                    self.wake.wait(IDLE_S_MAX)
+            except Exception as error:
+                log.exception("a step failed; its requests are answered with an error")
+                self.metrics.step_errors += 1
+                self._fail_running(f"{type(error).__name__}: {error}")
+        self._take_in()
+        self._fail_all("the engine was stopped before the request was finished")
+
+    def _take_in(self) -> None:
+        while self.inbox:
+            request, finish, error = self.inbox.popleft()
+            if finish is None:
+                self.scheduler.add(request)
+            else:
+                self._abandon(request, finish, error)
+        self.scheduler.paused = self.paused
+
+    def _step(self, began: float) -> bool:
+        """One step; False when there was nothing to run."""
+        plan = self.scheduler.plan(self.runtime.running.config, began)
+        if plan is None:
+            return False
+        for chunk in plan.chunks:
+            if not chunk.request.config_version:
+                chunk.request.config_version = self.runtime.running.config_version
+        tokens, _ = self.runner.forward(plan)
+        now = time.monotonic()
+        outcome = self.scheduler.commit(plan, tokens, began, now)
+        self.deliver(outcome)
+        self.metrics.step(plan, outcome, began, now)
+        self.metrics.preemptions = self.scheduler.preemptions
+        self.metrics.near_ties = self.runner.near_ties
+        for request in outcome.finished:
+            self._ended(request)
+        return True
+
+    def _ended(self, request: Request) -> None:
+        self.metrics.finished(request)
+        gap = min(request.finished - self.finished_at, 1.0) if self.finished_at else 0.0
+        self.finish_gap_s += 0.05 * (gap - self.finish_gap_s)
+        self.finished_at = request.finished
+        if self.tracing:
+            self.tracing.record(request)
+
+    def _abandon(self, request: Request, finish: Finish, error: str) -> None:
+        if finish is Finish.ERROR:
+            request.error = error
+        if self.scheduler.abandon(request, finish, time.monotonic()):
+            self._ended(request)
+            nothing = self.rows.touched[:0]
+            self.deliver(Outcome([], [], [], [request], nothing))
+
+    def _fail_running(self, error: str) -> None:
+        for request in list(self.scheduler.running):
+            self._abandon(request, Finish.ERROR, error)
+
+    def _fail_all(self, error: str) -> None:
+        self._fail_running(error)
+        for request in list(self.scheduler.waiting):
+            self._abandon(request, Finish.ERROR, error)

@@ -1,0 +1,1 @@
+"""One forward pass: rows.py (persistent per-sequence arrays), runner.py (a mixed step)."""

@@ -1,0 +1,1 @@
+"""Paged KV memory: pool.py (the tensors), allocator.py (who owns which block)."""

@@ -1,0 +1,140 @@
+"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU; float32.
+
+Touvron et al. 2023 (arXiv:2302.13971), GQA: Ainslie et al. 2023 (arXiv:2305.13245). Weights are
+drawn from a seed; the softmax scale is folded into the query projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from engine.models.tokenizer import VOCABULARY
+
+Attention = Callable[[int, torch.Tensor], torch.Tensor]
+"""(layer, qkv (tokens, heads + 2 kv_heads, head_dim), rotated) → (tokens, heads · head_dim)."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    head_dim: int = 32
+    vocabulary: int = VOCABULARY
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+
+SHAPES = {
+    "1.3m": Shape(layers=3, hidden=192, heads=6, kv_heads=2, feed_forward=512),
+    "8m": Shape(layers=10, hidden=256, heads=8, kv_heads=4, feed_forward=768),
+}
+
+
+class Layer(NamedTuple):
+    """Weights as (in, out) matrices, so that every product is one addmm."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    out: torch.Tensor
+    feed_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class Llama:
+    """Weights and the forward pass; attention is handed in, so paged and dense share the rest."""
+
+    def __init__(self, shape: Shape, *, seed: int, positions: int) -> None:
+        self.shape = shape
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(fan_in: int, fan_out: int) -> torch.Tensor:
+            # Stored (out, in), used transposed: the layout the BLAS packs fastest.
+            weight = torch.randn(fan_out, fan_in, generator=generator)
+            return weight.mul_(fan_in**-0.5).t()
+
+        head_rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        self.embedding = torch.randn(shape.vocabulary, shape.hidden, generator=generator)
+        self.layers: list[Layer] = []
+        for _ in range(shape.layers):
+            qkv = draw(shape.hidden, head_rows)
+            qkv[:, : shape.heads * shape.head_dim] *= shape.head_dim**-0.5
+            self.layers.append(
+                Layer(
+                    attention_norm=torch.ones(shape.hidden),
+                    qkv=qkv,
+                    out=draw(shape.heads * shape.head_dim, shape.hidden),
+                    feed_norm=torch.ones(shape.hidden),
+                    gate_up=draw(shape.hidden, 2 * shape.feed_forward),
+                    down=draw(shape.feed_forward, shape.hidden),
+                )
+            )
+        self.final_norm = torch.ones(shape.hidden)
+        self.head = draw(shape.hidden, shape.vocabulary)
+        self.rotation = rotation(shape, positions)
+
+    @property
+    def parameters(self) -> int:
+        matrices = [self.embedding, self.final_norm, self.head]
+        return sum(t.numel() for layer in self.layers for t in layer) + sum(
+            t.numel() for t in matrices
+        )
+
+    def hidden(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
+        """(tokens,) int64 and their positions → (tokens, hidden), before the final norm."""
+        shape = self.shape
+        width = (shape.hidden,)
+        rotated_heads = shape.heads + shape.kv_heads
+        rotation = self.rotation.index_select(0, positions).unsqueeze(1)
+        x = self.embedding.index_select(0, tokens)
+        for index, layer in enumerate(self.layers):
+            h = F.rms_norm(x, width, layer.attention_norm, shape.norm_eps)
+            qkv = torch.mm(h, layer.qkv).view(len(x), -1, shape.head_dim)
+            pairs = qkv.view(len(x), -1, shape.head_dim // 2, 2)
+            torch.view_as_complex(pairs[:, :rotated_heads]).mul_(rotation)
+            x = torch.addmm(x, attention(index, qkv), layer.out)
+            h = F.rms_norm(x, width, layer.feed_norm, shape.norm_eps)
+            gate, up = torch.mm(h, layer.gate_up).chunk(2, dim=1)
+            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(rows, hidden) → (rows, vocabulary)."""
+        normed = F.rms_norm(hidden, (self.shape.hidden,), self.final_norm, self.shape.norm_eps)
+        return torch.mm(normed, self.head)
+
+    @torch.inference_mode()
+    def dense(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The plain reference: the whole sequence at once, no cache; (tokens, vocabulary)."""
+        shape = self.shape
+
+        def attention(_: int, qkv: torch.Tensor) -> torch.Tensor:
+            heads = [shape.heads, shape.kv_heads, shape.kv_heads]
+            q, k, v = (part.transpose(0, 1)[None] for part in torch.split(qkv, heads, dim=1))
+            out = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=1.0, enable_gqa=True
+            )
+            return out[0].transpose(0, 1).reshape(qkv.shape[0], -1)
+
+        return self.logits(self.hidden(tokens, torch.arange(len(tokens)), attention))
+
+
+def rotation(shape: Shape, positions: int) -> torch.Tensor:
+    """complex64 (positions, head_dim / 2): rotary turns of adjacent pairs (arXiv:2104.09864)."""
+    frequency = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).double() / shape.head_dim)
+    angle = torch.outer(torch.arange(positions).double(), frequency)
+    return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)

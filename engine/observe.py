@@ -1,0 +1,289 @@
+"""What the engine measures: vLLM's metric names, and ours under `engine:`.
+
+Recorded into plain numbers and arrays, once per step, by the step thread (admissions: by the event
+loop); turned into Prometheus families only when somebody asks. Bucket bounds are those of vLLM
+0.33, so its dashboards and rules read this engine unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from engine.config import EngineConfig
+from engine.sched.request import Finish, Request
+from engine.sched.scheduler import Outcome, Plan
+
+TTFT_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+TOKEN_GAP_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+REQUEST_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+STEP_S = (
+    *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08),
+    *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5),
+)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+CHANGERS_MAX = 16  # label values of engine:config_changes_total; the rest count as "other"
+REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens", "shutting_down")
+
+
+def steps_1_2_5(maximum: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50 … up to `maximum`, as vLLM's build_1_2_5_buckets."""
+    bounds: list[float] = []
+    power = 1
+    while True:
+        for mantissa in (1, 2, 5):
+            if mantissa * power > maximum:
+                return tuple(bounds)
+            bounds.append(float(mantissa * power))
+        power *= 10
+
+
+class Histogram:
+    """Cumulative buckets over `bounds`; `observe` takes a whole array at once."""
+
+    def __init__(self, bounds: Iterable[float]) -> None:
+        self.bounds = np.array(tuple(bounds), np.float64)
+        self.counts = np.zeros(len(self.bounds) + 1, np.int64)
+        self.sum = 0.0
+
+    def observe(self, values: np.ndarray) -> None:
+        if len(values):
+            where = np.searchsorted(self.bounds, values)
+            self.counts += np.bincount(where, minlength=len(self.counts))
+            self.sum += float(values.sum())
+
+    def add(self, value: float) -> None:
+        self.counts[self.bounds.searchsorted(value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        total = np.cumsum(self.counts).tolist()
+        return list(zip([*map(str, self.bounds.tolist()), "+Inf"], total, strict=True))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The gauges of one moment, read from the engine when /metrics is asked for."""
+
+    running: int
+    waiting: int
+    kv_usage_ratio: float
+    config_version: int
+    knobs: dict[str, int]
+    spans_dropped: int
+
+
+class Metrics:
+    """The collector of one engine and its own registry; `render` gives the exposition."""
+
+    def __init__(self, config: EngineConfig, read: Callable[[], Reading]) -> None:
+        self.config = config
+        self.read = read
+        tokens = steps_1_2_5(config.model_len_max)
+        self.received = 0
+        self.rejected = dict.fromkeys(REJECTIONS, 0)
+        self.succeeded = {reason: 0 for reason in Finish if reason is not Finish.ERROR}
+        self.failed = 0
+        self.preemptions = 0
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self.step_prefill_tokens = 0
+        self.step_decode_tokens = 0
+        self.steps = 0
+        self.step_errors = 0
+        self.busy_s = 0.0
+        self.near_ties = 0
+        self.changes: dict[str, int] = {}
+        self.time_to_first_token = Histogram(TTFT_S)
+        self.inter_token = Histogram(TOKEN_GAP_S)
+        self.time_per_output_token = Histogram(TOKEN_GAP_S)
+        self.e2e = Histogram(REQUEST_S)
+        self.queue = Histogram(REQUEST_S)
+        self.inference = Histogram(REQUEST_S)
+        self.prefill = Histogram(REQUEST_S)
+        self.decode = Histogram(REQUEST_S)
+        self.request_prompt = Histogram(tokens)
+        self.request_generation = Histogram(tokens)
+        self.request_max_tokens = Histogram(tokens)
+        self.request_preemptions = Histogram(PREEMPTIONS)
+        self.iteration_tokens = Histogram(STEP_TOKENS)
+        self.step_seconds = {phase: Histogram(STEP_S) for phase in ("decode", "mixed")}
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def step(self, plan: Plan, outcome: Outcome, began: float, now: float) -> None:
+        """One step that began at `began` and whose tokens were there at `now`."""
+        prefill = plan.prefill_tokens
+        self.steps += 1
+        self.busy_s += now - began
+        self.step_prefill_tokens += prefill
+        self.step_decode_tokens += len(plan.decodes)
+        self.generation_tokens += len(outcome.tokens)
+        self.iteration_tokens.add(prefill + len(plan.decodes))
+        self.step_seconds["mixed" if prefill else "decode"].add(now - began)
+        self.inter_token.observe(outcome.gaps_s)
+        for request in outcome.first:
+            self.prompt_tokens += request.prompt_tokens
+            self.time_to_first_token.add(now - request.arrived)
+
+    def finished(self, request: Request) -> None:
+        """A request has ended, however it did."""
+        assert request.finish is not None
+        if request.finish is Finish.ERROR:
+            self.failed += 1
+            return
+        self.succeeded[request.finish] += 1
+        if request.finish is Finish.ABORT:
+            return
+        self.e2e.add(request.finished - request.arrived)
+        self.queue.add(request.queue_s)
+        self.prefill.add(request.prefill_s)
+        self.decode.add(request.decode_s)
+        self.inference.add(request.prefill_s + request.decode_s)
+        self.time_per_output_token.add(request.time_per_output_token_s)
+        self.request_prompt.add(request.prompt_tokens)
+        self.request_generation.add(request.generated)
+        self.request_max_tokens.add(request.max_tokens)
+        self.request_preemptions.add(request.preemptions)
+
+    def config_changed(self, changed_by: str) -> None:
+        """Counts by the first word of `changed_by`, a bounded set."""
+        by = (changed_by.replace("/", " ").split() or ["unknown"])[0]
+        if by not in self.changes and len(self.changes) >= CHANGERS_MAX:
+            by = "other"
+        self.changes[by] = self.changes.get(by, 0) + 1
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._gauges()
+        yield from self._counters()
+        yield from self._histograms()
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"model_name": self.config.model_name, "engine": self.config.name}
+
+    def _gauges(self) -> Iterator[Metric]:
+        reading, labels = self.read(), self.labels
+        for name, value, text in (
+            ("vllm:num_requests_running", reading.running, "Requests in the running batch."),
+            ("vllm:num_requests_waiting", reading.waiting, "Requests waiting to be run."),
+            ("vllm:kv_cache_usage_perc", reading.kv_usage_ratio, "KV cache usage; 1 is full."),
+            ("engine:config_version", reading.config_version, "Version of the running config."),
+        ):
+            yield gauge(name, text, [(labels, value)])
+        yield gauge(
+            "engine:knob",
+            "Running value of a knob, in the knob's unit.",
+            [({**labels, "knob": knob}, value) for knob, value in reading.knobs.items()],
+        )
+        info = {
+            "block_size": str(self.config.block_size),
+            "num_gpu_blocks": str(self.config.kv_pool_blocks),
+            "kv_cache_size_tokens": str(self.config.kv_pool_blocks * self.config.block_size),
+            "cache_dtype": "float32",
+            "enable_prefix_caching": "False",
+        }
+        yield gauge("vllm:cache_config_info", "The KV cache.", [({**labels, **info}, 1)])
+
+    def _counters(self) -> Iterator[Metric]:
+        labels, dropped = self.labels, self.read().spans_dropped
+        for name, value, text in (
+            ("vllm:num_preemptions", self.preemptions, "Preemptions (KV computed again later)."),
+            ("vllm:prompt_tokens", self.prompt_tokens, "Prompt tokens of requests prefilled."),
+            ("vllm:generation_tokens", self.generation_tokens, "Tokens generated."),
+            ("engine:requests_received", self.received, "Well-formed requests that arrived."),
+            ("engine:requests_failed", self.failed, "Requests the engine could not finish."),
+            ("engine:steps", self.steps, "Steps run."),
+            ("engine:step_errors", self.step_errors, "Steps that raised; their requests failed."),
+            ("engine:busy_seconds", self.busy_s, "Time spent in steps."),
+            ("engine:step_prefill_tokens", self.step_prefill_tokens, "Prompt tokens computed."),
+            ("engine:step_decode_tokens", self.step_decode_tokens, "Decode tokens computed."),
+            ("engine:near_ties", self.near_ties, "Greedy choices decided by the reference."),
+            ("engine:spans_dropped", dropped, "Requests whose spans found the queue full."),
+        ):
+            yield counter(name, text, [(labels, value)])
+        yield counter(
+            "vllm:request_success",
+            "Requests that ended, by reason.",
+            [({**labels, "finished_reason": k}, v) for k, v in self.succeeded.items()],
+        )
+        yield counter(
+            "vllm:admission_rejections",
+            "Requests turned away at the door, by reason.",
+            [({**labels, "reason": k}, v) for k, v in self.rejected.items()],
+        )
+        yield counter(
+            "engine:config_changes",
+            "Changes of the running configuration, by who asked.",
+            [({**labels, "by": k}, v) for k, v in dict(self.changes).items()],
+        )
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, text, histogram in (
+            ("vllm:time_to_first_token_seconds", "From arrival.", self.time_to_first_token),
+            ("vllm:inter_token_latency_seconds", "Gap between two tokens.", self.inter_token),
+            (
+                "vllm:request_time_per_output_token_seconds",
+                "Mean gap after the first token, per request.",
+                self.time_per_output_token,
+            ),
+            ("vllm:e2e_request_latency_seconds", "From arrival to the last token.", self.e2e),
+            ("vllm:request_queue_time_seconds", "Waiting for the first step.", self.queue),
+            ("vllm:request_inference_time_seconds", "Prefill and decode.", self.inference),
+            ("vllm:request_prefill_time_seconds", "First step to first token.", self.prefill),
+            ("vllm:request_decode_time_seconds", "First token to last.", self.decode),
+            ("vllm:request_prompt_tokens", "Prompt tokens of a request.", self.request_prompt),
+            ("vllm:request_generation_tokens", "Tokens generated.", self.request_generation),
+            ("vllm:request_params_max_tokens", "max_tokens asked.", self.request_max_tokens),
+            ("vllm:request_num_preemptions", "Preemptions.", self.request_preemptions),
+            ("vllm:iteration_tokens_total", "Tokens of one step.", self.iteration_tokens),
+        ):
+            yield family(name, text, [(self.labels, histogram)])
+        yield family(
+            "engine:step_seconds",
+            "Wall time of a step: scheduling, forward, bookkeeping. mixed: with prompt chunks.",
+            [({**self.labels, "phase": k}, v) for k, v in self.step_seconds.items()],
+        )
+
+
+Samples = list[tuple[dict[str, str], float]]
+
+
+def gauge(name: str, text: str, samples: Samples) -> Metric:
+    metric = GaugeMetricFamily(name, text, labels=list(samples[0][0]))
+    for labels, value in samples:
+        metric.add_metric(list(labels.values()), value)
+    return metric
+
+
+def counter(name: str, text: str, samples: Samples) -> Metric:
+    """`name` without `_total`, which the exposition adds."""
+    metric = CounterMetricFamily(name, text, labels=list(samples[0][0]) if samples else [])
+    for labels, value in samples:
+        metric.add_metric(list(labels.values()), value)
+    return metric
+
+
+def family(name: str, text: str, samples: list[tuple[dict[str, str], Histogram]]) -> Metric:
+    metric = HistogramMetricFamily(name, text, labels=list(samples[0][0]))
+    for labels, histogram in samples:
+        metric.add_metric(list(labels.values()), histogram.buckets(), histogram.sum)
+    return metric

@@ -1,0 +1,1 @@
+"""Who runs in the next step: request.py (one request), scheduler.py (the policy)."""

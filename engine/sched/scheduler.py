@@ -1,0 +1,258 @@
+"""Continuous batching: who runs in the next step, and what came of it.
+
+One step mixes all running decodes (one token each, first come first) with chunks of prompts:
+those already begun, then newly admitted ones (continuous batching: Yu et al., OSDI'22; chunked
+prefill: Agrawal et al., arXiv:2308.16369; paged KV and preemption by recompute: Kwon et al.,
+SOSP'23). Every call comes from the step thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.exec.rows import Rows
+from engine.knobs import RuntimeConfig
+from engine.kv.allocator import PagedAllocator
+from engine.models.tokenizer import EOS
+from engine.sched.request import Finish, Request
+
+
+@dataclass
+class Chunk:
+    """`count` tokens of one sequence from `start` on; `last`: they complete its known tokens."""
+
+    request: Request
+    row: int
+    start: int
+    count: int
+    last: bool
+
+
+@dataclass
+class Plan:
+    """One step. `decodes[i]` stands in row `rows[i]`; longest context first."""
+
+    decodes: list[Request]
+    rows: np.ndarray
+    chunks: list[Chunk]
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def sampled(self) -> list[Request]:
+        """The requests that get a token from this step, in the order of the runner's answer."""
+        return self.decodes + [chunk.request for chunk in self.chunks if chunk.last]
+
+
+@dataclass
+class Outcome:
+    """What a step brought: `tokens[i]` for `requests[i]`; `gaps_s`: since their last token."""
+
+    requests: list[Request]
+    tokens: list[int]
+    first: list[Request]
+    finished: list[Request]
+    gaps_s: np.ndarray
+
+
+class Scheduler:
+    """`waiting` is first come first served; `running` is in order of admission."""
+
+    def __init__(self, rows: Rows, allocator: PagedAllocator) -> None:
+        self.rows = rows
+        self.allocator = allocator
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.paused = False
+        self.preemptions = 0
+        self.left_requests = 0  # of those ever added, how many no longer wait for the first time
+        self.left_tokens = 0
+
+    def add(self, request: Request) -> None:
+        assert request.limit <= self.rows.tokens.shape[1]
+        self.waiting.append(request)
+
+    def hold_until(self, config: RuntimeConfig) -> float:
+        """When an idle engine may start its first waiting request; 0.0 for at once.
+
+        max_wait_ms trades the first request's wait for a fuller first batch; a batch that is
+        full already (by requests or by tokens) waits no longer.
+        """
+        if self.running or not self.waiting or config.max_wait_ms == 0:
+            return 0.0
+        tokens = sum(len(request.tokens) for request in self.waiting)
+        if len(self.waiting) >= config.max_num_seqs or tokens >= config.max_num_batched_tokens:
+            return 0.0
+        return self.waiting[0].arrived + config.max_wait_ms / 1000
+
+    def plan(self, config: RuntimeConfig, now: float) -> Plan | None:
+        """The next step, or None when there is nothing to run."""
+        budget = config.max_num_batched_tokens
+        preemptions = self.preemptions
+        known, computed = self.rows.known, self.rows.computed
+        running = np.array([request.row for request in self.running], np.int64)
+        missing = known[running] - computed[running]
+        ready = np.flatnonzero(missing == 1)[:budget].tolist()
+        begun = [self.running[i] for i in np.flatnonzero(missing > 1).tolist()]
+        decodes = self._grow_decodes([self.running[i] for i in ready])
+        budget -= len(decodes)
+        chunks: list[Chunk] = []
+        for request in begun:
+            if budget <= 0:
+                break
+            chunk = self._next_chunk(request, min(budget, config.prefill_chunk_tokens))
+            if chunk is not None:
+                chunks.append(chunk)
+                budget -= chunk.count
+        if self.preemptions == preemptions and not self.paused:
+            self._admit(config, budget, chunks, now)
+        # A later allocation may have taken the blocks of one that was planned before it.
+        decodes = [request for request in decodes if request.row >= 0]
+        chunks = [chunk for chunk in chunks if chunk.request.row >= 0]
+        if not decodes and not chunks:
+            return None
+        rows = np.array([request.row for request in decodes], np.int64)
+        order = np.argsort(-computed[rows], kind="stable")
+        return Plan([decodes[i] for i in order.tolist()], rows[order], chunks)
+
+    def commit(self, plan: Plan, tokens: np.ndarray, began: float, now: float) -> Outcome:
+        """Takes over the runner's `tokens` (int64, aligned with `plan.sampled`)."""
+        rows = self.rows
+        rows.computed[plan.rows] += 1
+        for chunk in plan.chunks:
+            rows.computed[chunk.row] += chunk.count
+            chunk.request.chunks.append((began, now, chunk.count))
+        requests = plan.sampled
+        last = [chunk.row for chunk in plan.chunks if chunk.last]
+        sampled = np.concatenate([plan.rows, np.array(last, np.int64)]) if last else plan.rows
+        rows.tokens[sampled, rows.known[sampled]] = tokens
+        rows.known[sampled] += 1
+        begun = rows.begun[sampled]
+        first = [requests[i] for i in np.flatnonzero(~begun).tolist()]
+        for request in first:
+            request.first_token = now
+        gaps = now - rows.touched[sampled[begun]]
+        rows.begun[sampled] = True
+        rows.touched[sampled] = now
+        stopped = (tokens == EOS) & ~rows.ignore_eos[sampled]
+        full = rows.known[sampled] >= rows.limit[sampled]
+        for i in np.flatnonzero(rows.has_stop[sampled]).tolist():
+            stopped[i] |= self._stop_string_ends(requests[i], sampled[i])
+        finished = []
+        for i in np.flatnonzero(stopped | full).tolist():
+            self._end(requests[i], Finish.STOP if stopped[i] else Finish.LENGTH, now)
+            finished.append(requests[i])
+        return Outcome(requests, tokens.tolist(), first, finished, gaps)
+
+    def abandon(self, request: Request, finish: Finish, now: float) -> bool:
+        """Takes a request out, wherever it stands; False when it had ended already."""
+        if request.finish is not None:
+            return False
+        if request.row < 0:
+            self.waiting.remove(request)
+            self._leave_queue(request)
+            request.finish, request.finished = finish, now
+        else:
+            self._end(request, finish, now)
+        return True
+
+    def _end(self, request: Request, finish: Finish, now: float) -> None:
+        request.generated = int(self.rows.known[request.row]) - request.prompt_tokens
+        request.finish, request.finished = finish, now
+        self._release(request)
+        self.running.remove(request)
+
+    def _leave_queue(self, request: Request) -> None:
+        if not request.scheduled:
+            self.left_requests += 1
+            self.left_tokens += request.prompt_tokens
+
+    def _release(self, request: Request) -> None:
+        self.allocator.release(self.rows.close(request.row))
+        request.row = -1
+
+    def _admit(self, config: RuntimeConfig, budget: int, chunks: list[Chunk], now: float) -> None:
+        """Moves waiting requests into the batch while requests, tokens and blocks allow it."""
+        while self.waiting and budget > 0 and len(self.running) < config.max_num_seqs:
+            request = self.waiting[0]
+            count = min(len(request.tokens), budget, config.prefill_chunk_tokens)
+            needed = -(-count // self.rows.block_size)
+            # Room for one more block each, so that admitting does not preempt in the next step.
+            if self.running and needed + len(self.running) > self.allocator.free_blocks:
+                break
+            self.waiting.popleft()
+            self._leave_queue(request)
+            request.row = self.rows.open(
+                request.tokens,
+                request.limit,
+                ignore_eos=request.ignore_eos,
+                has_stop=bool(request.stop),
+                begun=bool(request.first_token),
+            )
+            self.running.append(request)
+            request.scheduled = request.scheduled or now
+            chunk = self._next_chunk(request, count)
+            assert chunk is not None
+            chunks.append(chunk)
+            budget -= chunk.count
+
+    def _next_chunk(self, request: Request, tokens_max: int) -> Chunk | None:
+        """The next chunk with its blocks; None when the request itself had to be preempted."""
+        if request.row < 0:
+            return None
+        row = request.row
+        start, known = int(self.rows.computed[row]), int(self.rows.known[row])
+        count = min(tokens_max, known - start)
+        if not self._own(request, start + count):
+            return None
+        return Chunk(request, row, start, count, last=start + count == known)
+
+    def _grow_decodes(self, decodes: list[Request]) -> list[Request]:
+        """Gives each decode the block of its next token; those preempted for it drop out."""
+        rows = np.array([request.row for request in decodes], np.int64)
+        full = self.rows.computed[rows] >= self.rows.owned[rows] * self.rows.block_size
+        for i in np.flatnonzero(full).tolist():
+            request = decodes[i]
+            if request.row >= 0:
+                self._own(request, int(self.rows.computed[request.row]) + 1)
+        return [request for request in decodes if request.row >= 0]
+
+    def _own(self, request: Request, tokens: int) -> bool:
+        """Blocks for `tokens` tokens, preempting the latest admitted while the pool is short.
+
+        False when that was the request itself. A lone request always fits (EngineConfig).
+        """
+        row = request.row
+        needed = -(-tokens // self.rows.block_size) - int(self.rows.owned[row])
+        if needed <= 0:
+            return True
+        while (blocks := self.allocator.allocate(needed)) is None:
+            victim = self.running[-1]
+            assert victim is not request or len(self.running) > 1, "the pool is too small for one"
+            self._preempt(victim)
+            if victim is request:
+                return False
+        self.rows.append_blocks(row, blocks)
+        return True
+
+    def _preempt(self, victim: Request) -> None:
+        """Back to the head of the queue with all its tokens; its KV is computed again later."""
+        victim.tokens = self.rows.tokens[victim.row, : self.rows.known[victim.row]].copy()
+        self._release(victim)
+        self.running.pop()
+        self.waiting.appendleft(victim)
+        victim.preemptions += 1
+        self.preemptions += 1
+
+    def _stop_string_ends(self, request: Request, row: int) -> bool:
+        longest = max(map(len, request.stop))
+        known = int(self.rows.known[row])
+        tail = self.rows.tokens[row, max(request.prompt_tokens, known - longest) : known]
+        if (tail > 255).any():
+            return False
+        return bytes(tail.tolist()).endswith(request.stop)

@@ -1,0 +1,339 @@
+"""The engine's door: an ASGI application, OpenAI-compatible, with metrics and live configuration.
+
+Tokens come from the step thread once per step; a request's task wakes once for all tokens that
+are there, so a slow client costs fewer, larger events and never holds up a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from engine import openai
+from engine.config import EngineConfig
+from engine.core import Core, Rejected
+from engine.knobs import KnobError, OutOfBounds
+from engine.openai import ApiError
+from engine.reconfig import CHANGED_BY_CHARS_MAX, StaleVersion
+from engine.sched.request import Finish, Request
+from engine.sched.scheduler import Outcome
+
+BODY_BYTES_MAX = 1_048_576
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Stream:
+    """The tokens of one request on their way from the step thread to its task."""
+
+    def __init__(self, eager: bool) -> None:
+        self.eager = eager  # wake at every step, not only at the end
+        self.tokens: list[int] = []
+        self.done = False
+        self.waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def take(self) -> list[int]:
+        """All tokens that are there, waiting for at least one or for the end."""
+        if not self.done and not (self.eager and self.tokens):
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
+            self.waiter = None
+        tokens, self.tokens = self.tokens, []
+        return tokens
+
+
+def hand_out(outcome: Outcome) -> None:
+    """Runs in the event loop, once per step."""
+    for request, token in zip(outcome.requests, outcome.tokens, strict=True):
+        stream: Stream = request.stream
+        stream.tokens.append(token)
+        if stream.eager:
+            stream.wake()
+    for request in outcome.finished:
+        request.stream.done = True
+        request.stream.wake()
+
+
+class Call:
+    """One HTTP exchange: what came, and how to answer."""
+
+    def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.started = False
+
+    def header(self, name: bytes) -> str:
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return str(value.decode("latin-1"))
+        return ""
+
+    def query(self, name: str, default: str) -> str:
+        for pair in self.scope["query_string"].decode("latin-1").split("&"):
+            key, _, value = pair.partition("=")
+            if key == name:
+                return str(value)
+        return default
+
+    async def json(self) -> dict[str, Any]:
+        """The body as an object; raises ApiError 400 or 413."""
+        parts, size = [], 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > BODY_BYTES_MAX:
+                raise ApiError(
+                    413, "body_too_large", f"the body passes the limit of {BODY_BYTES_MAX} bytes"
+                )
+            if not message.get("more_body", False):
+                break
+        try:
+            body = json.loads(b"".join(parts))
+        except ValueError as error:
+            raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from None
+        if not isinstance(body, dict):
+            raise ApiError(400, "invalid_json", "the body is not a JSON object")
+        return body
+
+    async def start(self, status: int, content: str, headers: dict[str, str]) -> None:
+        self.started = True
+        lines = [(b"content-type", content.encode())]
+        lines += [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
+        await self.send({"type": "http.response.start", "status": status, "headers": lines})
+
+    async def part(self, body: str, more: bool = True) -> None:
+        await self.send({"type": "http.response.body", "body": body.encode(), "more_body": more})
+
+    async def answer(self, body: dict[str, Any] | bytes, status: int = 200, **headers: str) -> None:
+        content = CONTENT_TYPE_LATEST
+        if isinstance(body, dict):
+            body, content = json.dumps(body).encode(), "application/json"
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        await self.start(status, content, {"content-length": str(len(body)), **named})
+        await self.send({"type": "http.response.body", "body": body})
+
+
+Handler = Callable[[Call], Awaitable[None]]
+
+
+class App:
+    """The ASGI application of one engine. `attach` joins it to the loop that serves it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.core = Core(config, self._deliver)
+        self.routes: dict[str, dict[str, Handler]] = {
+            "/v1/completions": {"POST": self.completions},
+            "/v1/chat/completions": {"POST": self.chat},
+            "/v1/models": {"GET": self.models},
+            "/v1/runtime_config": {"GET": self.config_get, "PATCH": self.config_patch},
+            "/health": {"GET": self.health},
+            "/healthz": {"GET": self.health},
+            "/metrics": {"GET": self.metrics},
+            "/pause": {"POST": self.pause},
+            "/resume": {"POST": self.resume},
+        }
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.core.start()
+
+    def _deliver(self, outcome: Outcome) -> None:
+        assert self.loop is not None
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(hand_out, outcome)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http", scope["type"]
+        call = Call(scope, receive, send)
+        try:
+            methods = self.routes.get(scope["path"])
+            if methods is None:
+                raise ApiError(404, "not_found", f"{scope['path']}: no such path")
+            handler = methods.get(scope["method"])
+            if handler is None:
+                allowed = ", ".join(methods)
+                raise ApiError(
+                    405,
+                    "method_not_allowed",
+                    f"{scope['method']}: allowed here: {allowed}",
+                    headers={"allow": allowed},
+                )
+            await handler(call)
+        except ApiError as error:
+            headers = {name.replace("-", "_"): value for name, value in error.headers.items()}
+            await call.answer(error.body(), error.status, **headers)
+
+    async def completions(self, call: Call) -> None:
+        await self._complete(call, chat=False)
+
+    async def chat(self, call: Call) -> None:
+        await self._complete(call, chat=True)
+
+    async def _complete(self, call: Call, *, chat: bool) -> None:
+        parsed = openai.parse(
+            await call.json(),
+            chat=chat,
+            request_id=call.header(b"x-request-id") or uuid.uuid4().hex,
+            parent=call.header(b"traceparent"),
+            model=self.config.model_name,
+            tokens_max=self.config.model_len_max,
+        )
+        request = parsed.request
+        request.stream = stream = Stream(parsed.stream)
+        try:
+            self.core.submit(request)
+        except Rejected as error:
+            raise ApiError(
+                503 if error.reason == "shutting_down" else 429,
+                error.reason,
+                str(error),
+                headers={"retry-after": str(error.retry_after_s)},
+            ) from None
+        gone = asyncio.create_task(self._watch(call, request))
+        try:
+            writer = openai.Writer(parsed, self.config.model_name)
+            if parsed.stream:
+                await self._stream(call, request, stream, writer)
+            else:
+                tokens = await stream.take()
+                self._raise_failed(request)
+                if request.finish is not Finish.ABORT:
+                    await call.answer(writer.whole(tokens), x_request_id=request.id)
+        except asyncio.CancelledError:
+            self.core.cancel(request)
+            raise
+        finally:
+            gone.cancel()
+
+    async def _stream(
+        self, call: Call, request: Request, stream: Stream, writer: openai.Writer
+    ) -> None:
+        while not stream.done or stream.tokens:
+            tokens = await stream.take()
+            if stream.done and request.finish is Finish.ABORT:
+                return
+            if stream.done and request.finish is Finish.ERROR:
+                if not call.started:
+                    self._raise_failed(request)
+                error = ApiError(500, "engine_error", request.error).body()
+                await call.part(f"data: {json.dumps(error)}\n\n", more=False)
+                return
+            if not call.started:
+                headers = {"cache-control": "no-cache", "x-request-id": request.id}
+                await call.start(200, "text/event-stream; charset=utf-8", headers)
+            final = stream.done
+            event = writer.event(tokens, final)
+            await call.part(event + writer.end() if final else event, more=not final)
+            if final:
+                return
+
+    async def _watch(self, call: Call, request: Request) -> None:
+        """Cancels the request when its client goes away."""
+        while (await call.receive())["type"] != "http.disconnect":
+            pass
+        if not request.stream.done:
+            self.core.cancel(request)
+
+    @staticmethod
+    def _raise_failed(request: Request) -> None:
+        if request.finish is Finish.ERROR:
+            raise ApiError(500, "engine_error", request.error)
+
+    async def models(self, call: Call) -> None:
+        model = {"id": self.config.model_name, "object": "model", "owned_by": "trimtab"}
+        limit = {"max_model_len": self.config.model_len_max}
+        await call.answer({"object": "list", "data": [{**model, **limit}]})
+
+    async def health(self, call: Call) -> None:
+        """200 while the step thread lives and admits; 503 with the reason otherwise."""
+        core = self.core
+        state = "ok" if core.alive else "step thread has ended"
+        if core.draining:
+            state = "shutting down"
+        body = {
+            "status": state,
+            "engine": self.config.name,
+            "model": self.config.model_name,
+            "paused": core.paused,
+        }
+        await call.answer(body, 200 if state == "ok" else 503)
+
+    async def metrics(self, call: Call) -> None:
+        await call.answer(self.core.metrics.render())
+
+    async def pause(self, call: Call) -> None:
+        """mode=wait: starts nothing new, answers when what runs has finished; the queue keeps."""
+        mode = call.query("mode", "wait")
+        if mode != "wait":
+            raise openai.bad(
+                "mode", f"got {mode!r}, this engine supports only 'wait'", "unsupported"
+            )
+        self.core.pause(True)
+        while self.core.paused and self.core.scheduler.running:
+            await asyncio.sleep(0.01)
+        await call.answer({"paused": self.core.paused, "waiting": self.core.waiting})
+
+    async def resume(self, call: Call) -> None:
+        self.core.pause(False)
+        await call.answer({"paused": False, "waiting": self.core.waiting})
+
+    async def config_get(self, call: Call) -> None:
+        version = self.core.runtime.running
+        body = {
+            "config_version": version.config_version,
+            "model": self.config.model_name,
+            "engine": self.config.name,
+            "values": version.config.values(),
+            "knobs": version.config.described(),
+            "changed_by": version.changed_by,
+            "changed_at": version.changed_at,
+        }
+        await call.answer(body, etag=f'"{version.config_version}"')
+
+    async def config_patch(self, call: Call) -> None:
+        condition = call.header(b"if-match").strip()
+        if not condition:
+            raise ApiError(
+                428,
+                "precondition_required",
+                'If-Match: missing, want the ETag of GET, such as "7"',
+                param="If-Match",
+            )
+        digits = condition.removeprefix('"').removesuffix('"')
+        if not digits.isascii() or not digits.isdigit():
+            raise ApiError(
+                400,
+                "invalid_value",
+                f'If-Match: got {condition}, want one config_version, such as "7"',
+                param="If-Match",
+            )
+        values = await call.json()
+        changed_by = call.header(b"x-changed-by")[:CHANGED_BY_CHARS_MAX] or "unknown"
+        change = self.core.runtime.change
+        try:
+            await asyncio.to_thread(change, values, int(digits), changed_by)
+        except StaleVersion as error:
+            raise ApiError(412, "stale_version", str(error), param="If-Match") from None
+        except KnobError as error:
+            status = 422 if isinstance(error, OutOfBounds) else 400
+            raise ApiError(status, error.code, str(error), param=error.knob) from None
+        except TimeoutError as error:
+            raise ApiError(500, "not_taken", str(error)) from None
+        await self.config_get(call)
