@@ -7,7 +7,6 @@ it is never read as good or as bad.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 EVENTS_MIN = 20
@@ -82,9 +81,3 @@ def window_is_bad(counts: Counts, target: float, fast_burn: float) -> bool:
     if share is None or counts.total < EVENTS_MIN:
         return False
     return share > bad_share_bar(target, fast_burn)
-
-
-def known_sum(values: list[float]) -> float | None:
-    """The sum of what was measured; None when nothing was (all NaN)."""
-    measured = [v for v in values if not math.isnan(v)]
-    return math.fsum(measured) if measured else None

@@ -36,6 +36,12 @@ class Objective(models.Model):
         help_text=_("Burn rate at which two control windows in a row open an incident."),
     )
     enabled = models.BooleanField(default=True)
+    problem = models.CharField(
+        max_length=300,
+        blank=True,
+        editable=False,
+        help_text=_("Why the data cannot answer this objective, as the last judging found it."),
+    )
     created_at = models.DateTimeField(auto_now_add=True)
     updated_at = models.DateTimeField(auto_now=True)
 
@@ -69,8 +75,11 @@ class Reading(models.Model):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["objective", "scope", "window_end"], name="reading_once")
+            models.UniqueConstraint(
+                fields=["objective", "scope", "window_end"], name="reading_once"
+            )
         ]
+        indexes = [models.Index(fields=["objective", "window_end"], name="reading_time")]
 
     def __str__(self) -> str:
         return f"{self.window_end:%H:%M:%S} {self.good:g}/{self.total:g} {self.signal}"

@@ -47,7 +47,7 @@ class BearerToken(BaseAuthentication):
         token = token_find(secret, kinds=kinds)
         if token is None:
             raise exceptions.AuthenticationFailed(
-                _("The bearer token is unknown, revoked or of another kind. Allowed here: %(kinds)s.")
+                _("The bearer token is unknown, revoked or of another kind; wanted: %(kinds)s.")
                 % {"kinds": ", ".join(sorted(kinds))}
             )
         return AnonymousUser(), token

@@ -40,7 +40,7 @@ def token_create(*, tenant: Tenant, kind: str, name: str) -> tuple[Token, str]:
 
 
 def token_revoke(*, token: Token) -> None:
-    """Ends the token; the ingest door may honour it for 30 s more. A second call changes nothing."""
+    """Ends the token; the ingest door may honour it for 30 s more. Again: changes nothing."""
     Token.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())
     token.refresh_from_db(fields=["revoked_at"])
 

@@ -11,7 +11,10 @@ from gpu_agent.protocol import CommandKind
 
 
 class Node(models.Model):
-    """A host with an agent. `gpu_status` is "ok" or says why there is no reading ("no GPU: …")."""
+    """A host with an agent. `gpu_status` is "ok" or says why there is no reading ("no GPU: …").
+
+    `sent_at` is the agent's own time of the newest heartbeat heard: an older one changes nothing.
+    """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="nodes")
@@ -26,6 +29,7 @@ class Node(models.Model):
     agent_cpu_seconds = models.FloatField(default=0)
     agent_rss_bytes = models.BigIntegerField(default=0)
     clock_skew_s = models.FloatField(default=0)
+    sent_at = models.DateTimeField(null=True, blank=True)
     last_seen_at = models.DateTimeField(null=True, blank=True)
     stopped_at = models.DateTimeField(null=True, blank=True)
 

@@ -118,7 +118,9 @@ def _shares(good: dict[str, list[float]], bad: dict[str, list[float]]) -> list[S
         shares.append(
             ShareSeries(
                 labels={"instance": instance},
-                good=[t if math.isnan(t) else _plus(g, 0.0) for g, t in zip(fine, total, strict=True)],
+                good=[
+                    t if math.isnan(t) else _plus(g, 0.0) for g, t in zip(fine, total, strict=True)
+                ],
                 total=total,
             )
         )

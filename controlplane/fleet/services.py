@@ -1,0 +1,268 @@
+"""Writes of the fleet room: what agents report, and the commands they are given.
+
+Delivery is at least once both ways and either side may die between any two statements. A sync is
+one transaction; all it writes is either the newest heartbeat's facts (an older one changes none) or
+a result that only ever moves forward. So a sync repeated, overtaken or cut off does no harm.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+from django.db.models.functions import Coalesce
+
+from controlplane.accounts.models import Tenant
+from controlplane.fleet import limits
+from controlplane.fleet.models import Command, Engine, Node
+from gpu_agent import protocol
+from gpu_agent.protocol import COMMAND_STATES_FINAL, CommandKind, CommandState, WireError
+
+logger = logging.getLogger(__name__)
+
+POLL_AFTER_S = 2.0
+# A heartbeat sent before the newest one heard was overtaken on its way; one sent much before it
+# comes from a clock that was set back, and is news again.
+OVERTAKEN_WITHIN = timedelta(seconds=60)
+
+# What the agent may say later than what. A trial applied may still be undone by its timer, so
+# `reverted` and `failed` end even what was final; nothing leads back.
+PROGRESS: dict[str, int] = {
+    "": 0,
+    CommandState.RECEIVED: 1,
+    CommandState.APPLYING: 2,
+    CommandState.APPLIED: 3,
+    CommandState.REJECTED: 4,
+    CommandState.COMMITTED: 4,
+    CommandState.FAILED: 4,
+    CommandState.REVERTED: 5,
+}
+
+
+class FleetConflict(Exception):
+    """Two that claim one identity: an agent id on two hosts, or an engine's name on two nodes."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def sync(*, tenant: Tenant, request: protocol.SyncRequest, now: datetime) -> protocol.SyncReply:
+    """Takes in a heartbeat and answers with the open commands, in order of generation.
+
+    A command stays on offer until its result is final. `accepted_results` names the results that
+    are final and stored (or unknown here), so nothing the agent has still to say gets forgotten.
+    Raises WireError for a message over its limits, FleetConflict for an identity used twice; then
+    nothing is stored.
+    """
+    limits.sync_check(request)
+    with transaction.atomic():
+        node = _node_hear(tenant, request, now)
+        accepted = [r.command_id for r in request.results if _result_store(node, r, now)]
+        commands = _commands_offer(node, now)
+    return protocol.SyncReply(
+        server_time=now.astimezone(UTC).isoformat(),
+        commands=[_wire(command) for command in commands],
+        accepted_results=list(dict.fromkeys(accepted)),
+        poll_after_s=POLL_AFTER_S,
+    )
+
+
+def command_create(
+    *,
+    engine: Engine,
+    action_id: uuid.UUID,
+    kind: str,
+    values: Mapping[str, Any],
+    undo: Mapping[str, Any],
+    expected_config_version: int | None,
+    ttl_s: float,
+    deadline: datetime,
+    target_command_id: uuid.UUID | None = None,
+) -> Command:
+    """The action's command of this kind, made now or found: asking again makes no second one.
+
+    Takes the engine's next generation, under its lock, so generations only grow.
+    """
+    kind = CommandKind(kind)
+    assert kind is CommandKind.APPLY or target_command_id is not None, f"{kind} ends which trial?"
+    with transaction.atomic():
+        locked = Engine.objects.select_for_update().get(pk=engine.pk)
+        command = Command.objects.filter(action_id=action_id, kind=kind).first()
+        if command is not None:
+            assert command.engine_id == engine.pk, f"action {action_id} changed its engine"
+            return command
+        locked.generation += 1
+        locked.save(update_fields=["generation"])
+        engine.generation = locked.generation
+        return Command.objects.create(
+            tenant_id=locked.tenant_id,
+            engine=locked,
+            action_id=action_id,
+            kind=kind,
+            generation=locked.generation,
+            target_command_id=target_command_id,
+            values=dict(values),
+            undo=dict(undo),
+            expected_config_version=expected_config_version,
+            ttl_s=ttl_s,
+            deadline=deadline,
+        )
+
+
+def _node_hear(tenant: Tenant, request: protocol.SyncRequest, now: datetime) -> Node:
+    sent_at = limits.time_of("SyncRequest.sent_at", request.sent_at)
+    node, _ = Node.objects.select_for_update().get_or_create(
+        tenant=tenant,
+        agent_id=request.agent_id,
+        defaults={"name": request.node, "boot_id": request.boot_id},
+    )
+    _same_agent_check(node, request, now)
+    overtaken = (
+        node.sent_at is not None
+        and node.boot_id == request.boot_id
+        and timedelta(0) <= node.sent_at - sent_at <= OVERTAKEN_WITHIN
+    )
+    # The same heartbeat twice is overtaken too: its facts are known.
+    if overtaken:
+        Node.objects.filter(pk=node.pk).update(last_seen_at=now)
+        return node
+    node.name, node.boot_id = request.node, request.boot_id
+    node.agent_version = request.agent_version
+    node.gpus, node.gpu_status = request.gpus, request.gpu_status[: limits.STATUS_CHARS_MAX]
+    node.spool_bytes = request.spool_bytes
+    node.spool_dropped_total = request.spool_dropped_total
+    node.agent_cpu_seconds = request.cpu_seconds_total
+    node.agent_rss_bytes = request.rss_bytes
+    node.clock_skew_s = (sent_at - now).total_seconds()
+    node.sent_at, node.last_seen_at = sent_at, now
+    node.stopped_at = now if request.stopping else None
+    node.save()
+    for report in request.engines:
+        _engine_hear(node, report, now)
+    return node
+
+
+def _same_agent_check(node: Node, request: protocol.SyncRequest, now: datetime) -> None:
+    """A host that took another name or booted afresh was silent meanwhile; if the old one still
+    speaks, two agents share an id, most likely by a copied state folder."""
+    was, comes = (node.name, node.boot_id), (request.node, request.boot_id)
+    if was == comes or not _speaks(node, now):
+        return
+    raise FleetConflict(
+        "agent_conflict",
+        f"agent_id={request.agent_id!r} of node {request.node!r} (boot {request.boot_id}) is in use"
+        f" by node {node.name!r} (boot {node.boot_id}), heard {_ago_s(node, now):.0f} s ago;"
+        " remove the agent_id file of one of them",
+    )
+
+
+def _engine_hear(node: Node, report: protocol.EngineReport, now: datetime) -> None:
+    engine, _ = Engine.objects.select_related("node").get_or_create(
+        tenant_id=node.tenant_id, name=report.name, defaults={"node": node}
+    )
+    if engine.node_id != node.pk and _speaks(engine.node, now):
+        raise FleetConflict(
+            "engine_conflict",
+            f"engine {report.name!r} of node {node.name!r} is reported by node"
+            f" {engine.node.name!r} too, heard {_ago_s(engine.node, now):.0f} s ago;"
+            " give one of the engines another name",
+        )
+    engine.node = node
+    engine.service, engine.adapter, engine.url = report.service, report.adapter, report.url
+    engine.reachable = report.reachable
+    engine.error = report.error[: limits.ERROR_CHARS_MAX]
+    engine.model = report.model or engine.model
+    if report.config_version is not None:
+        engine.config_version, engine.values = report.config_version, report.values
+        engine.knobs = report.knobs
+    if report.reachable:
+        engine.last_seen_at = now
+    # Not `generation`: command_create may have raised it since this row was read.
+    engine.save(
+        update_fields=[
+            "node",
+            "service",
+            "adapter",
+            "url",
+            "reachable",
+            "error",
+            "model",
+            "config_version",
+            "values",
+            "knobs",
+            "last_seen_at",
+        ]
+    )
+
+
+def _speaks(node: Node, now: datetime) -> bool:
+    if node.stopped_at is not None or node.last_seen_at is None:
+        return False
+    return now - node.last_seen_at <= limits.LATE_AFTER
+
+
+def _ago_s(node: Node, now: datetime) -> float:
+    assert node.last_seen_at is not None
+    return (now - node.last_seen_at).total_seconds()
+
+
+def _result_store(node: Node, result: protocol.CommandResult, now: datetime) -> bool:
+    """Stores the result if it is news; whether the agent may forget it."""
+    final = result.state in COMMAND_STATES_FINAL
+    try:
+        command_id = uuid.UUID(result.command_id)
+    except ValueError:
+        raise WireError(
+            f"CommandResult.command_id: got {result.command_id!r}, want a UUID"
+        ) from None
+    at = limits.time_of("CommandResult.at", result.at)
+    command = (
+        Command.objects.select_for_update()
+        .filter(pk=command_id, tenant_id=node.tenant_id, engine__node=node)
+        .first()
+    )
+    if command is None:
+        logger.warning("node %s: result of unknown command %s", node, command_id)
+        return True
+    earlier = [s for s, progress in PROGRESS.items() if progress < PROGRESS[result.state]]
+    news = Command.objects.filter(pk=command.pk, result_state__in=earlier)
+    news.update(
+        result_state=result.state,
+        result_at=at,
+        result=result.to_json(),
+        finished_at=Coalesce(F("finished_at"), now) if final else None,
+    )
+    return final
+
+
+def _commands_offer(node: Node, now: datetime) -> list[Command]:
+    unfinished = Command.objects.filter(engine__node=node, finished_at=None)
+    offered = list(
+        unfinished.select_related("engine").order_by("engine__name", "generation")[
+            : limits.COMMANDS_OFFERED_MAX
+        ]
+    )
+    chosen = Command.objects.filter(pk__in=[c.pk for c in offered])
+    chosen.update(offers=F("offers") + 1, offered_at=Coalesce(F("offered_at"), now))
+    return offered
+
+
+def _wire(command: Command) -> protocol.Command:
+    return protocol.Command(
+        command_id=str(command.pk),
+        kind=CommandKind(command.kind),
+        engine=command.engine.name,
+        generation=command.generation,
+        deadline=command.deadline.astimezone(UTC).isoformat(),
+        values=command.values,
+        undo=command.undo,
+        expected_config_version=command.expected_config_version,
+        ttl_s=command.ttl_s,
+        target_command_id=str(command.target_command_id or ""),
+    )
