@@ -134,8 +134,8 @@ class House:
         self.processes.start(
             "agent",
             [sys.executable, "-m", "gpu_agent", "--node", self.node,
-             "--state", str(self.home / f"agent-{self.node}"),
-             "--control-plane", self.web_url, "--otlp", self.otlp_url,
+             "--state-dir", str(self.home / f"agent-{self.node}"),
+             "--control-plane-url", self.web_url, "--otlp-url", self.otlp_url,
              "--health-port", str(self.ports.agent), "--scrape-s", f"{self.scrape_s:g}",
              "--engine",
              f"name={self.engine_name},service={self.service},adapter=reference,"
