@@ -1,20 +1,20 @@
 """An OTLP trace request as a table of spans, fast.
 
-Attribute bytes repeat: the service's version, the model's name, the status code. They are
-collected as bytes, decoded once each and remembered, so a span costs a few microseconds.
+Each span is read as one shallow message; its attributes stay bytes until those of the whole
+request are decoded together. What repeats (names, statuses, resources) is decoded once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tracing import wire
+from tracing.attributes import AttributeDecoder
 from tracing.limits import Limits
 
 _NO_TRACE = bytes(16)
@@ -34,22 +34,6 @@ class Decoded:
     rows: Any
     rejected: Counter[str] = field(default_factory=Counter)
     trimmed: Counter[str] = field(default_factory=Counter)
-
-
-class _Memo(dict[bytes, tuple[str, str]]):
-    """Attribute bytes → (key, value), decoded on first sight, trimmed to the limits."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self.trimmed: Counter[str] = Counter()
-
-    def __missing__(self, raw: bytes) -> tuple[str, str]:
-        key, value = pair = wire.key_value(raw)
-        if len(value) > self._limits.value_chars_max or len(key) > self._limits.name_chars_max:
-            self.trimmed["value_too_long"] += 1
-            return key[: self._limits.name_chars_max], value[: self._limits.value_chars_max]
-        self[raw] = pair
-        return pair
 
 
 class _Columns:
@@ -82,25 +66,21 @@ class SpanDecoder:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._attributes = _Memo(limits)
+        self._attributes = AttributeDecoder(limits)
         self._resources: dict[bytes, dict[str, str]] = {}
-        self._status: dict[bytes, tuple[int, str]] = {}
 
     def decode(self, tenant: str, body: bytes) -> Decoded:
         """Rows of `spans` for `tenant`. Raises Undecodable; then nothing of it is kept."""
         request = wire.parse(wire.TraceRequest, body)
         columns = _Columns()
         decoded = Decoded(None)
-        self._attributes.trimmed = decoded.trimmed
-        if len(self._attributes) > self._limits.attributes_cached_max:
-            self._attributes.clear()
         for resource_spans in request.resource_spans:
             before = len(columns.trace_id)
             for scope in resource_spans.scope_spans:
                 self._read(scope.spans, columns, decoded)
             resource = self._resource(resource_spans.resource)
             columns.resources.append((resource, len(columns.trace_id) - before))
-        decoded.rows = self._table(tenant, columns)
+        decoded.rows = self._table(tenant, columns, decoded.trimmed)
         return decoded
 
     def _read(self, spans: Any, columns: _Columns, decoded: Decoded) -> None:
@@ -159,23 +139,28 @@ class SpanDecoder:
             self._resources[raw] = known
         return known
 
-    def _status_of(self, raw: bytes) -> tuple[int, str]:
-        known = self._status.get(raw)
-        if known is None:
-            status = wire.parse(wire.SpanStatus, raw)
-            message = status.message.decode("utf-8", "replace")[: self._limits.value_chars_max]
-            known = (status.code if 0 <= status.code <= _STATUS_MAX else 0, message)
-            if len(self._status) > 1_000:
-                self._status.clear()
-            self._status[raw] = known
-        return known
+    def _names(self, raws: list[bytes]) -> Any:
+        chars_max = self._limits.name_chars_max
+        distinct, index = _distinct(raws)
+        names = [raw.decode("utf-8", "replace")[:chars_max] for raw in distinct]
+        return pa.array(names, pa.string()).take(index)
 
-    def _table(self, tenant: str, columns: _Columns) -> Any:
+    def _statuses(self, raws: list[bytes]) -> tuple[Any, Any]:
+        """Codes and messages."""
+        chars_max = self._limits.value_chars_max
+        distinct, index = _distinct(raws)
+        statuses = [wire.parse(wire.SpanStatus, raw) for raw in distinct]
+        codes = [s.code if 0 <= s.code <= _STATUS_MAX else 0 for s in statuses]
+        messages = [s.message.decode("utf-8", "replace")[:chars_max] for s in statuses]
+        return (
+            pa.array(codes, pa.uint8()).take(index),
+            pa.array(messages, pa.string()).take(index),
+        )
+
+    def _table(self, tenant: str, columns: _Columns, trimmed: Counter[str]) -> Any:
         count = len(columns.trace_id)
-        pairs = list(map(self._attributes.__getitem__, columns.attributes))
-        keys, values = zip(*pairs, strict=True) if pairs else ((), ())
-        statuses = list(map(self._status_of, columns.status))
-        names = {raw: _name(raw, self._limits.name_chars_max) for raw in set(columns.name)}
+        keys, values = self._attributes.decode(columns.attributes, trimmed)
+        codes, messages = self._statuses(columns.status)
         start = np.array(columns.start, dtype=np.int64)
         end = np.array(columns.end, dtype=np.int64)
         kind = np.array(columns.kind, dtype=np.int64)
@@ -189,26 +174,20 @@ class SpanDecoder:
                 "trace_id": _fixed(columns.trace_id, 16),
                 "span_id": _fixed(columns.span_id, 8),
                 "parent_span_id": _fixed(columns.parent, 8),
-                "name": pa.array(map(names.__getitem__, columns.name), text, size=count),
+                "name": self._names(columns.name),
                 "kind": kind.astype(np.uint8),
                 "instance": _per_resource(columns, "service.instance.id"),
                 "node": _per_resource(columns, "host.name"),
                 "start": _timestamps(start),
                 "duration_ns": (end - start).astype(np.uint64),
-                "status_code": pa.array([code for code, _ in statuses], pa.uint8()),
-                "status_message": pa.array([message for _, message in statuses], text),
+                "status_code": codes,
+                "status_message": messages,
                 "attributes": pa.MapArray.from_arrays(
-                    pa.array(columns.offsets, pa.int32()),
-                    pa.array(keys, text),
-                    pa.array(values, text),
+                    pa.array(columns.offsets, pa.int32()), keys, values
                 ),
                 "resource": _resource_maps(columns),
             }
         )
-
-
-def _name(raw: bytes, chars_max: int) -> str:
-    return raw.decode("utf-8", "replace")[:chars_max]
 
 
 def _timestamps(nanoseconds: Any) -> Any:
@@ -220,23 +199,24 @@ def _fixed(values: list[bytes], size: int) -> Any:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), len(values), buffers)
 
 
+def _distinct(raws: list[bytes]) -> tuple[list[bytes], Any]:
+    """The distinct values, and for each of `raws` where it stands among them."""
+    distinct = list(dict.fromkeys(raws))
+    place = {raw: i for i, raw in enumerate(distinct)}
+    return distinct, pa.array(map(place.__getitem__, raws), pa.int32(), size=len(raws))
+
+
+def _resource_of(columns: _Columns) -> Any:
+    """The index of each span's resource."""
+    sizes = [spans for _, spans in columns.resources]
+    return pa.array(np.repeat(np.arange(len(sizes)), sizes))
+
+
 def _per_resource(columns: _Columns, key: str) -> Any:
-    values: list[str] = []
-    for resource, spans in columns.resources:
-        values.extend(repeat(resource.get(key, ""), spans))
-    return pa.array(values, pa.string())
+    values = [resource.get(key, "") for resource, _ in columns.resources]
+    return pa.array(values, pa.string()).take(_resource_of(columns))
 
 
 def _resource_maps(columns: _Columns) -> Any:
-    keys: list[str] = []
-    values: list[str] = []
-    offsets = [0]
-    for resource, spans in columns.resources:
-        names, texts = list(resource), list(resource.values())
-        for _ in range(spans):
-            keys.extend(names)
-            values.extend(texts)
-            offsets.append(len(keys))
-    return pa.MapArray.from_arrays(
-        pa.array(offsets, pa.int32()), pa.array(keys, pa.string()), pa.array(values, pa.string())
-    )
+    maps = [list(resource.items()) for resource, _ in columns.resources]
+    return pa.array(maps, pa.map_(pa.string(), pa.string())).take(_resource_of(columns))

@@ -190,19 +190,6 @@ def _plain(value: Any) -> Any:
 
 def key_value(raw: bytes) -> tuple[str, str]:
     """One attribute as text: numbers in shortest form, true/false, lists and maps as JSON."""
-    # Short key, short string: by far the most frequent form, read without building a message.
-    size = len(raw)
-    if size > 6 and raw[0] == 0x0A:
-        end = 2 + raw[1]
-        if (
-            raw[1] < 128
-            and size > end + 4
-            and raw[end] == 0x12
-            and raw[end + 1] == size - end - 2 < 128
-            and raw[end + 2] == 0x0A
-            and raw[end + 3] == size - end - 4
-        ):
-            return raw[2:end].decode("utf-8", "replace"), raw[end + 4 :].decode("utf-8", "replace")
     kv = parse(KeyValue, raw)
     value = _plain(kv.value)
     if isinstance(value, bool):
