@@ -1,0 +1,1 @@
+"""Tests of the node agent: real processes, real sockets, a stub libnvidia-ml."""
