@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -135,45 +136,59 @@ def status(options: argparse.Namespace) -> None:
     from controlplane.accounts.first_run import token_for_cli
 
     url = (options.url or settings.TRIMTAB_PUBLIC_URL).rstrip("/")
-    try:
-        answer = httpx.get(
-            f"{url}/api/v1/status/",
-            headers={"Authorization": f"Bearer {token_for_cli(settings.TRIMTAB_HOME)}"},
-            timeout=10,
-        )
-    except httpx.TransportError as error:
-        raise Stop(f"no control plane at {url} ({error}). Start one: trimtab up") from None
-    if answer.status_code != 200:
-        raise Stop(f"{url} answered {answer.status_code}: {answer.text[:200]}")
-    print_status(url, answer.json())
+    headers = {"Authorization": f"Bearer {token_for_cli(settings.TRIMTAB_HOME)}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
+
+        def get(path: str) -> httpx.Response:
+            try:
+                answer = client.get(path)
+            except httpx.TransportError as error:
+                raise Stop(f"no control plane at {url} ({error}). Start one: trimtab up") from None
+            if answer.status_code != 200:
+                raise Stop(f"{url}{path} answered {answer.status_code}: {answer.text[:200]}")
+            return answer
+
+        print_process(url, get("/metrics").text)
+        for noun in ("nodes", "engines", "objectives", "incidents"):
+            for row in get(f"/api/v1/{noun}/").json()[noun]:
+                print_row(noun[:-1], STATUS_ROWS[noun](row))
 
 
-def print_status(url: str, body: dict[str, Any]) -> None:
-    process, ingest = body["process"], body["ingest"]
-    rows = [
-        ("control plane", f"{url}, up {process['uptime_s'] / 60:.0f} min"),
-        ("memory", f"{process['rss_mib']:.0f} MiB (limit 600 idle)"),
-        ("CPU", f"{process['cpu_share']:.1%} of this machine's {process['cpus']} cores"),
-        ("ingest", f"{ingest['spans']:,} spans, {ingest['points']:,} points, "
-                   f"{ingest['rejected']:,} rejected"),
-    ]  # fmt: skip
-    rows += [
-        ("node", f"{n['name']}: agent {n['state']}, {n['gpu_status'] or 'GPU ok'}, "
-                 f"{n['rss_mib']:.0f} MiB")
-        for n in body["nodes"]
-    ]  # fmt: skip
-    rows += [
-        ("engine", f"{e['name']} ({e['service']}): {e['state']}, config version "
-                   f"{e['config_version']}")
-        for e in body["engines"]
-    ]  # fmt: skip
-    rows += [
-        ("objective", f"{o['name']}: {o['state']}, budget left {o['budget_left']}")
-        for o in body["objectives"]
-    ]
-    rows += [("incident", f"{i['title']}, open since {i['opened_at']}") for i in body["incidents"]]
-    for label, text in rows:
-        print(f"{label:>14}  {text}")
+STATUS_ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "nodes": lambda n: (
+        f"{n['name']}: agent {n['state']}, {n['gpu_status'] or 'GPUs ' + str(len(n['gpus']))}, "
+        f"{n['agent_rss_bytes'] / 2**20:.0f} MiB"
+    ),
+    "engines": lambda e: (
+        f"{e['name']} ({e['service']}): {e['state']}, config version {e['config_version']}, "
+        + " ".join(f"{knob}={value}" for knob, value in sorted(e["values"].items()))
+    ),
+    "objectives": lambda o: f"{o['name']} ({o['service']}): {o['standing']['state']}",
+    "incidents": lambda i: f"{i['state']}: {i['what']}",
+}
+
+
+def print_row(label: str, text: str) -> None:
+    print(f"{label:>14}  {text}")
+
+
+def print_process(url: str, exposition: str) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    value: dict[str, float] = {}
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            value[sample.name] = value.get(sample.name, 0.0) + sample.value
+    up_min = (time.time() - value["process_start_time_seconds"]) / 60
+    print_row("control plane", f"{url}, up {up_min:.0f} min")
+    print_row("memory", f"{value['process_resident_memory_bytes'] / 2**20:.0f} MiB")
+    print_row("CPU", f"{value['trimtab_process_cpu_share']:.1%} of this machine")
+    print_row(
+        "ingest",
+        f"{value.get('trimtab_ingest_spans_total', 0):,.0f} spans, "
+        f"{value.get('trimtab_ingest_samples_total', 0):,.0f} samples, "
+        f"{value.get('trimtab_ingest_rejected_total', 0):,.0f} rejected",
+    )
 
 
 def token(options: argparse.Namespace) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from django.urls import include, path
 
+from controlplane.web.pages import health
+
 urlpatterns = [
+    path("health", health.health, name="health"),
+    path("metrics", health.metrics, name="metrics"),
     path("api/v1/", include("slo.api")),
     path("api/v1/", include("controlplane.fleet.api")),
     path("api/v1/", include("controlplane.diagnosis.api")),
