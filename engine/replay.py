@@ -1,0 +1,458 @@
+"""Load with the statistics of a public chat trace, sent open loop, measured at the client.
+
+Source: AzureLLMInferenceTrace_conv 2023 (Azure/AzurePublicDataset, CC-BY 4.0; Patel et al.,
+"Splitwise", ISCA'24): 19,366 requests in 58 minutes, 5.53 a second. Fitted to it:
+- within a minute, gaps are gamma with a coefficient of variation of 1.02;
+- the rate of a minute varies by 0.22 of its mean and follows its neighbour with a correlation of
+  0.85. Together they give the trace's 1.09 over all gaps;
+- prompt and output lengths, nearly uncorrelated (-0.11), by the quantile tables below.
+Another rate compresses time, bursts and all: a "minute" is always 332 requests long. Lengths are
+divided by 8 and capped, so that a small model on a CPU keeps the trace's proportions: 118 prompt
+and 26 output tokens on average (the trace: 1,155 and 211; the cap shortens 14 % of the prompts).
+
+Imports no torch: the control plane's demo uses this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import math
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+GAP_CV = 1.02
+RATE_CV = 0.22
+RATE_CORRELATION = 0.85
+RATE_WINDOW_REQUESTS = 332
+LENGTH_DIVISOR = 8
+PROMPT_TOKENS_MAX = 256
+OUTPUT_TOKENS_MAX = 128
+QUANTILES = (0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.65, 0.7, 0.8, 0.9, 0.95, 0.99, 1)
+PROMPT_TOKENS = (
+    *(2, 29, 181, 207, 387, 403, 703, 1020),
+    *(1071, 1097, 1130, 1315, 2734, 4083, 4142, 14050),
+)
+OUTPUT_TOKENS = (7, 16, 41, 54, 77, 91, 103, 129, 177, 217, 384, 400, 424, 451, 601, 1000)
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+CONNECTIONS_MAX = 4096
+ANSWER_S_MAX = 60.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """When to send (seconds after the start) and how long prompt and answer are."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    id: str
+
+
+def arrivals(seed: int, phases: Sequence[tuple[float, float]], *, name: str = "r") -> list[Request]:
+    """Requests of consecutive (duration_s, requests_per_s) phases; the same for the same seed.
+
+    The rate wanders and bursts as the trace's does, with exactly the mean asked for each phase
+    (the count still varies as a renewal process does). Raises ValueError for what is no phase.
+    """
+    rng = np.random.default_rng(seed)
+    times: list[np.ndarray] = []
+    start, level = 0.0, float(rng.standard_normal())
+    for duration_s, rate in phases:
+        if not duration_s > 0 or not rate >= 0:
+            raise ValueError(
+                f"phase ({duration_s}, {rate}): allowed: seconds above 0 and requests/s from 0 on"
+            )
+        if rate > 0:
+            at, level = _phase(rng, duration_s, rate, level)
+            times.append(start + at)
+        start += duration_s
+    at_s = np.concatenate([*times, np.empty(0)])
+    prompts = _lengths(rng, PROMPT_TOKENS, len(at_s), PROMPT_TOKENS_MAX)
+    outputs = _lengths(rng, OUTPUT_TOKENS, len(at_s), OUTPUT_TOKENS_MAX)
+    return [
+        Request(at, prompt, output, f"{name}-{seed}-{i}")
+        for i, (at, prompt, output) in enumerate(zip(at_s.tolist(), prompts, outputs, strict=True))
+    ]
+
+
+def _phase(
+    rng: np.random.Generator, duration_s: float, rate: float, level: float
+) -> tuple[np.ndarray, float]:
+    """Arrival times of one phase, and the level of the rate at its end.
+
+    Gaps of a unit-rate renewal process, stretched by the inverse of the integrated rate.
+    """
+    window_s = RATE_WINDOW_REQUESTS / rate
+    levels = []
+    for noise in rng.standard_normal(math.ceil(duration_s / window_s)):
+        level = RATE_CORRELATION * level + math.sqrt(1 - RATE_CORRELATION**2) * noise
+        levels.append(level)
+    sigma = math.sqrt(math.log1p(RATE_CV**2))
+    edges = np.minimum(np.arange(len(levels) + 1) * window_s, duration_s)
+    load = np.exp(sigma * np.array(levels)) * np.diff(edges)
+    expected = rate * duration_s
+    passed = np.concatenate([[0.0], np.cumsum(load) / load.sum() * expected])
+    count = int(expected + 10 * math.sqrt(expected) + 20)
+    shape = GAP_CV**-2
+    work = rng.gamma(shape, 1 / shape, count).cumsum()
+    return np.interp(work[work < expected], passed, edges), level
+
+
+def _lengths(rng: np.random.Generator, table: Sequence[int], count: int, maximum: int) -> list[int]:
+    drawn = np.interp(rng.random(count), QUANTILES, table)
+    lengths: list[int] = np.clip(np.rint(drawn / LENGTH_DIVISOR), 1, maximum).astype(int).tolist()
+    return lengths
+
+
+def read_azure_csv(
+    path: Path, scale: float = 1.0, *, requests_max: int = 1_000_000
+) -> list[Request]:
+    """The published CSV (TIMESTAMP, ContextTokens, GeneratedTokens), `scale` times as fast.
+
+    Lengths are divided by LENGTH_DIVISOR and capped as in `arrivals`. Raises ValueError naming
+    file and line for what does not fit.
+    """
+    if not scale > 0:
+        raise ValueError(f"scale: got {scale}, allowed: above 0")
+    requests: list[Request] = []
+    first: datetime | None = None
+    with path.open(newline="") as file:
+        for line, row in enumerate(csv.DictReader(file), start=2):
+            try:
+                at = datetime.fromisoformat(row["TIMESTAMP"][:26])
+                prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {line}: {error!r}; want an Azure trace") from None
+            first = first or at
+            requests.append(
+                Request(
+                    at_s=(at - first).total_seconds() / scale,
+                    prompt_tokens=min(max(round(prompt / LENGTH_DIVISOR), 1), PROMPT_TOKENS_MAX),
+                    output_tokens=min(max(round(output / LENGTH_DIVISOR), 1), OUTPUT_TOKENS_MAX),
+                    id=f"azure-{line - 1}",
+                )
+            )
+            if len(requests) >= requests_max:
+                break
+    return requests
+
+
+class Status(StrEnum):
+    """What became of a request, as its client saw it."""
+
+    PENDING = "pending"
+    OK = "ok"
+    REJECTED = "rejected"  # 429 or 503: the engine said no
+    INTERRUPTED = "interrupted"  # no connection, or it died before the answer's end
+    FAILED = "failed"  # an answer that says error
+    LOST = "lost"  # neither answer nor error within ANSWER_S_MAX
+
+
+@dataclass
+class Record:
+    """One request at the client; times in seconds after the start, NaN while not seen."""
+
+    request: Request
+    sent_s: float = math.nan
+    first_s: float = math.nan
+    end_s: float = math.nan
+    tokens: int = 0
+    answers: int = 0
+    http_status: int = 0
+    status: Status = Status.PENDING
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean gap after the first token; NaN with fewer than two tokens."""
+        return (self.end_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else math.nan
+
+    @property
+    def e2e_s(self) -> float:
+        return self.end_s - self.sent_s
+
+
+class Connection(asyncio.Protocol):
+    """One HTTP/1.1 connection, one request at a time; reads just enough of a streamed answer."""
+
+    def __init__(self, replayer: Replayer) -> None:
+        self.replayer = replayer
+        self.transport: asyncio.Transport | None = None
+        self.record: Record | None = None
+        self.head = b""
+        self.tail = b""
+        self.body_bytes = -1  # still to come of a body with a length; -1: chunked
+        self.reading = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def send(self, record: Record) -> None:
+        assert self.transport is not None
+        self.record, self.head, self.tail, self.reading = record, b"", b"", False
+        record.sent_s = self.replayer.now()
+        self.transport.write(self.replayer.message(record.request))
+
+    def data_received(self, data: bytes) -> None:
+        record = self.record
+        if record is None:
+            self.replayer.unsolicited += 1
+            return
+        if not self.reading:
+            self.head += data
+            head, blank, data = self.head.partition(b"\r\n\r\n")
+            if not blank:
+                return
+            self._read_head(head.lower(), record)
+        if not data:
+            return
+        if record.http_status == 200 and math.isnan(record.first_s):
+            record.first_s = self.replayer.now()
+        seen = self.tail + data
+        if b"data: [DONE]" in seen:
+            record.answers += seen.count(b"data: [DONE]")
+            record.end_s = self.replayer.now()
+        # A marker cut in two is found with the next part; a whole one must not be found again.
+        self.tail = seen[-512:].replace(b"data: [DONE]", b"data: [done]")
+        if self.body_bytes >= 0:
+            self.body_bytes -= len(data)
+            if self.body_bytes <= 0:
+                self._finish(record)
+        elif seen.endswith(b"\r\n0\r\n\r\n"):
+            self._finish(record)
+
+    def _read_head(self, head: bytes, record: Record) -> None:
+        self.reading = True
+        record.http_status = int(head[9:12])
+        self.body_bytes = -1
+        for line in head.split(b"\r\n")[1:]:
+            name, _, value = line.partition(b":")
+            if name == b"content-length":
+                self.body_bytes = int(value)
+            elif name == b"x-request-id" and value.strip() != record.request.id.lower().encode():
+                self.replayer.unsolicited += 1
+
+    def _finish(self, record: Record) -> None:
+        if record.answers:
+            mark = self.tail.rfind(b'"completion_tokens": ')
+            if mark >= 0:
+                record.tokens = int(self.tail[mark + 21 :].split(b",", 1)[0].split(b"}", 1)[0])
+            status = Status.OK
+        else:
+            record.end_s = self.replayer.now()
+            rejected = record.http_status in (429, 503)
+            status = Status.REJECTED if rejected else Status.FAILED
+        self.record = None
+        self.replayer.idle.append(self)
+        self.replayer.settle(record, status)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        record, self.record = self.record, None
+        if self in self.replayer.idle:
+            self.replayer.idle.remove(self)
+        if record is not None:
+            record.end_s = self.replayer.now()
+            self.replayer.settle(record, Status.INTERRUPTED)
+
+
+class Replayer:
+    """Sends requests to one engine at their times, whatever becomes of the ones before.
+
+    `records` may be read while it runs. Every request is counted exactly once: its status is
+    PENDING until it is settled, LOST when nothing came within `answer_s_max`.
+    """
+
+    def __init__(self, url: str, *, model: str = "", answer_s_max: float = ANSWER_S_MAX) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"url: got {url!r}, want http://host:port")
+        self.host, self.port = parts.hostname, parts.port or 80
+        self.model = model
+        self.answer_s_max = answer_s_max
+        self.records: list[Record] = []
+        self.idle: list[Connection] = []
+        self.unsolicited = 0
+        self.pending = 0
+        self.started = time.monotonic()
+        self.settled = asyncio.Event()
+        self.text = "".join(np.random.default_rng(0).choice(list(LETTERS), 16_384).tolist())
+
+    def now(self) -> float:
+        return time.monotonic() - self.started
+
+    async def run(self, requests: Sequence[Request]) -> list[Record]:
+        """Sends all, in order of `at_s`, and waits until each is settled or lost."""
+        self.started = time.monotonic()
+        launches: set[asyncio.Task[None]] = set()
+        for request in requests:
+            delay = request.at_s - self.now()
+            if delay > 0:
+                await asyncio.sleep(delay)
+            launches.add(task := asyncio.create_task(self.launch(self.record(request))))
+            task.add_done_callback(launches.discard)
+        deadline = self.now() + self.answer_s_max
+        while self.pending and self.now() < deadline:
+            await self.wait_settled(deadline - self.now())
+        for record in self.records:
+            if record.status is Status.PENDING:
+                record.status = Status.LOST
+        self.close()
+        return self.records
+
+    def record(self, request: Request) -> Record:
+        record = Record(request)
+        self.records.append(record)
+        self.pending += 1
+        return record
+
+    async def launch(self, record: Record) -> None:
+        """Sends one request on an idle connection, or on a new one."""
+        record.sent_s = self.now()
+        if self.idle:
+            self.idle.pop().send(record)
+            return
+        try:
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(
+                lambda: Connection(self), self.host, self.port
+            )
+        except OSError:
+            record.end_s = self.now()
+            self.settle(record, Status.INTERRUPTED)
+            return
+        connection.send(record)
+
+    def settle(self, record: Record, status: Status) -> None:
+        assert record.status is Status.PENDING
+        record.status = status
+        self.pending -= 1
+        self.settled.set()
+
+    async def wait_settled(self, timeout_s: float) -> None:
+        self.settled.clear()
+        try:
+            await asyncio.wait_for(self.settled.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def close(self) -> None:
+        for connection in self.idle:
+            assert connection.transport is not None
+            connection.transport.close()
+
+    def message(self, request: Request) -> bytes:
+        """The HTTP request; a byte is a token and the engine adds one to begin the sequence."""
+        offset = zlib.crc32(request.id.encode()) % (len(self.text) - PROMPT_TOKENS_MAX)
+        body = {
+            "prompt": self.text[offset : offset + request.prompt_tokens - 1],
+            "max_tokens": request.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.model:
+            body["model"] = self.model
+        payload = json.dumps(body).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
+            f"X-Request-Id: {request.id}\r\n\r\n"
+        )
+        return head.encode() + payload
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts by status, and the latencies of those answered (seconds, NaN without any)."""
+
+    sent: int
+    counts: dict[str, int]
+    duplicated: int
+    ttft_p50_s: float
+    ttft_p95_s: float
+    ttft_p99_s: float
+    tpot_p50_s: float
+    tpot_p95_s: float
+    tpot_p99_s: float
+    e2e_p50_s: float
+    e2e_p99_s: float
+    tokens_per_s: float
+    requests_per_s: float
+
+
+def summarise(records: Sequence[Record], unsolicited: int = 0) -> Summary:
+    ok = [record for record in records if record.status is Status.OK]
+
+    def quantile(values: Iterator[float], q: float) -> float:
+        finite = [value for value in values if not math.isnan(value)]
+        return float(np.quantile(finite, q)) if finite else math.nan
+
+    span = max((r.end_s for r in ok), default=0.0) - min((r.sent_s for r in ok), default=0.0)
+    return Summary(
+        sent=len(records),
+        counts={status: sum(r.status is status for r in records) for status in Status},
+        duplicated=unsolicited + sum(max(0, r.answers - 1) for r in records),
+        ttft_p50_s=quantile((r.ttft_s for r in ok), 0.5),
+        ttft_p95_s=quantile((r.ttft_s for r in ok), 0.95),
+        ttft_p99_s=quantile((r.ttft_s for r in ok), 0.99),
+        tpot_p50_s=quantile((r.tpot_s for r in ok), 0.5),
+        tpot_p95_s=quantile((r.tpot_s for r in ok), 0.95),
+        tpot_p99_s=quantile((r.tpot_s for r in ok), 0.99),
+        e2e_p50_s=quantile((r.e2e_s for r in ok), 0.5),
+        e2e_p99_s=quantile((r.e2e_s for r in ok), 0.99),
+        tokens_per_s=sum(r.tokens for r in ok) / span if span > 0 else 0.0,
+        requests_per_s=len(ok) / span if span > 0 else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What an engine sustains when it is never short of work, with the trace's lengths."""
+
+    requests_per_s: float
+    tokens_per_s: float
+
+
+async def calibrate(
+    url: str, *, seconds: float = 4.0, concurrency: int = 64, seed: int = 0
+) -> Capacity:
+    """Closed loop: `concurrency` requests are always in flight; the first quarter is warm-up.
+
+    Raises RuntimeError when nothing was answered.
+    """
+    replayer = Replayer(url)
+    stop = asyncio.get_running_loop().time() + seconds
+    lengths = arrivals(seed, [(seconds, 2000.0)], name="calibrate")
+    supply = iter(lengths)
+    while asyncio.get_running_loop().time() < stop:
+        while replayer.pending < concurrency:
+            await replayer.launch(replayer.record(next(supply)))
+        await replayer.wait_settled(1.0)
+        if replayer.records[-1].status is Status.INTERRUPTED:
+            break
+    ended = replayer.now()
+    while replayer.pending and replayer.now() < ended + ANSWER_S_MAX:
+        await replayer.wait_settled(1.0)
+    replayer.close()
+    warm = ended / 4
+    counted = [r for r in replayer.records if r.status is Status.OK and warm <= r.end_s <= ended]
+    if not counted:
+        raise RuntimeError(f"{url}: no request was answered within {seconds} s")
+    span = ended - warm
+    return Capacity(len(counted) / span, sum(r.tokens for r in counted) / span)
