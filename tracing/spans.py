@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -36,31 +37,6 @@ class Decoded:
     trimmed: Counter[str] = field(default_factory=Counter)
 
 
-class _Columns:
-    """The rows of one request while they are read, a list per column."""
-
-    def __init__(self) -> None:
-        self.trace_id: list[bytes] = []
-        self.span_id: list[bytes] = []
-        self.parent: list[bytes] = []
-        self.name: list[bytes] = []
-        self.kind: list[int] = []
-        self.start: list[int] = []
-        self.end: list[int] = []
-        self.status: list[bytes] = []
-        self.attributes: list[bytes] = []
-        self.offsets: list[int] = [0]
-        self.resources: list[tuple[dict[str, str], int]] = []
-
-
-def _times(start: int, end: int, trimmed: Counter[str]) -> int:
-    """The end to store: never before the start (trace.proto expects it, senders differ)."""
-    if end >= start:
-        return end
-    trimmed["end_before_start"] += 1
-    return start
-
-
 class SpanDecoder:
     """Turns TraceRequest bytes into rows of the table `spans`. Not thread-safe: one per thread."""
 
@@ -72,58 +48,39 @@ class SpanDecoder:
     def decode(self, tenant: str, body: bytes) -> Decoded:
         """Rows of `spans` for `tenant`. Raises Undecodable; then nothing of it is kept."""
         request = wire.parse(wire.TraceRequest, body)
-        columns = _Columns()
         decoded = Decoded(None)
+        spans: list[Any] = []
+        resources: list[dict[str, str]] = []
+        sizes: list[int] = []
         for resource_spans in request.resource_spans:
-            before = len(columns.trace_id)
-            for scope in resource_spans.scope_spans:
-                self._read(scope.spans, columns, decoded)
-            resource = self._resource(resource_spans.resource)
-            columns.resources.append((resource, len(columns.trace_id) - before))
-        decoded.rows = self._table(tenant, columns, decoded.trimmed)
+            found = list(chain.from_iterable(s.spans for s in resource_spans.scope_spans))
+            kept = self._valid(found, self._limits.request_spans_max - len(spans), decoded)
+            spans += kept
+            resources.append(self._resource(resource_spans.resource))
+            sizes.append(len(kept))
+        decoded.rows = self._table(tenant, spans, _Resources(resources, sizes), decoded.trimmed)
         return decoded
 
-    def _read(self, spans: Any, columns: _Columns, decoded: Decoded) -> None:
-        rejected, trimmed = decoded.rejected, decoded.trimmed
-        attributes_max = self._limits.span_attributes_max
-        room = self._limits.request_spans_max - len(columns.trace_id)
-        attributes, offsets = columns.attributes, columns.offsets
+    def _valid(self, spans: list[Any], room: int, decoded: Decoded) -> list[Any]:
+        """The spans that can be stored. One bad id costs one span, never the request."""
+        usable = (
+            {len(span.trace_id) for span in spans} == {16}
+            and {len(span.span_id) for span in spans} == {8}
+            and {len(span.parent_span_id) for span in spans} <= {0, 8}
+            and _NO_TRACE not in {span.trace_id for span in spans}
+            and _NO_SPAN not in {span.span_id for span in spans}
+            and max(max(span.start, span.end) for span in spans) <= _NS_MAX
+        )
+        if usable and len(spans) <= room:
+            return spans
+        kept: list[Any] = []
         for span in spans:
-            trace_id, span_id, parent = span.trace_id, span.span_id, span.parent_span_id
-            start, end = span.start, span.end
-            reason = None
-            if len(trace_id) != 16 or trace_id == _NO_TRACE:
-                reason = "invalid_trace_id"
-            elif len(span_id) != 8 or span_id == _NO_SPAN:
-                reason = "invalid_span_id"
-            elif parent and len(parent) != 8:
-                reason = "invalid_parent_span_id"
-            elif end > _NS_MAX or start > _NS_MAX:
-                reason = "invalid_time"
-            elif room <= 0:
-                reason = "too_many_spans"
-            if reason:
-                rejected[reason] += 1
-                continue
-            room -= 1
-            columns.trace_id.append(trace_id)
-            columns.span_id.append(span_id)
-            columns.parent.append(parent or _NO_SPAN)
-            columns.name.append(span.name)
-            columns.kind.append(span.kind)
-            columns.start.append(start)
-            columns.end.append(end if end >= start else _times(start, end, trimmed))
-            columns.status.append(span.status)
-            attributes.extend(span.attributes)
-            if len(attributes) - offsets[-1] > attributes_max:
-                trimmed["too_many_attributes"] += len(attributes) - offsets[-1] - attributes_max
-                del attributes[offsets[-1] + attributes_max :]
-            offsets.append(len(attributes))
-            # Not stored yet; said in the counters rather than lost silently.
-            if span.events:
-                trimmed["event"] += len(span.events)
-            if span.links:
-                trimmed["link"] += len(span.links)
+            reason = _problem(span) or ("too_many_spans" if len(kept) >= room else None)
+            if reason is None:
+                kept.append(span)
+            else:
+                decoded.rejected[reason] += 1
+        return kept
 
     def _resource(self, raw: bytes) -> dict[str, str]:
         known = self._resources.get(raw)
@@ -157,37 +114,80 @@ class SpanDecoder:
             pa.array(messages, pa.string()).take(index),
         )
 
-    def _table(self, tenant: str, columns: _Columns, trimmed: Counter[str]) -> Any:
-        count = len(columns.trace_id)
-        keys, values = self._attributes.decode(columns.attributes, trimmed)
-        codes, messages = self._statuses(columns.status)
-        start = np.array(columns.start, dtype=np.int64)
-        end = np.array(columns.end, dtype=np.int64)
-        kind = np.array(columns.kind, dtype=np.int64)
+    def _table(
+        self, tenant: str, spans: list[Any], resources: _Resources, trimmed: Counter[str]
+    ) -> Any:
+        start = np.array([span.start for span in spans], dtype=np.int64)
+        end = np.array([span.end for span in spans], dtype=np.int64)
+        # trace.proto expects end ≥ start, senders differ: such a span lasts 0.
+        trimmed["end_before_start"] += int((end < start).sum())
+        end = np.maximum(start, end)
+        kind = np.array([span.kind for span in spans], dtype=np.int64)
         kind[(kind < 0) | (kind > _KIND_MAX)] = 0
-        text = pa.string()
+        codes, messages = self._statuses([span.status for span in spans])
+        # Not stored yet; said in the counters rather than lost silently.
+        trimmed["span_events"] += sum(1 for span in spans if span.events)
+        trimmed["span_links"] += sum(1 for span in spans if span.links)
         return pa.table(
             {
-                "tenant": pa.repeat(pa.scalar(tenant, text), count),
-                "service": _per_resource(columns, "service.name"),
+                "tenant": pa.repeat(pa.scalar(tenant, pa.string()), len(spans)),
+                "service": resources.text("service.name"),
                 "end": _timestamps(end),
-                "trace_id": _fixed(columns.trace_id, 16),
-                "span_id": _fixed(columns.span_id, 8),
-                "parent_span_id": _fixed(columns.parent, 8),
-                "name": self._names(columns.name),
+                "trace_id": _fixed([span.trace_id for span in spans], 16),
+                "span_id": _fixed([span.span_id for span in spans], 8),
+                "parent_span_id": _fixed([span.parent_span_id or _NO_SPAN for span in spans], 8),
+                "name": self._names([span.name for span in spans]),
                 "kind": kind.astype(np.uint8),
-                "instance": _per_resource(columns, "service.instance.id"),
-                "node": _per_resource(columns, "host.name"),
+                "instance": resources.text("service.instance.id"),
+                "node": resources.text("host.name"),
                 "start": _timestamps(start),
                 "duration_ns": (end - start).astype(np.uint64),
                 "status_code": codes,
                 "status_message": messages,
-                "attributes": pa.MapArray.from_arrays(
-                    pa.array(columns.offsets, pa.int32()), keys, values
-                ),
-                "resource": _resource_maps(columns),
+                "attributes": self._attribute_maps(spans, trimmed),
+                "resource": resources.maps(),
             }
         )
+
+    def _attribute_maps(self, spans: list[Any], trimmed: Counter[str]) -> Any:
+        most = self._limits.span_attributes_max
+        per_span = [span.attributes for span in spans]
+        sizes = np.array(list(map(len, per_span)), dtype=np.int64)
+        if len(spans) and sizes.max() > most:
+            trimmed["too_many_attributes"] += int((sizes - np.minimum(sizes, most)).sum())
+            per_span = [attributes[:most] for attributes in per_span]
+            sizes = np.minimum(sizes, most)
+        keys, values = self._attributes.decode(list(chain.from_iterable(per_span)), trimmed)
+        offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int32)
+        return pa.MapArray.from_arrays(pa.array(offsets), keys, values)
+
+
+def _problem(span: Any) -> str | None:
+    """Why a span cannot be stored (trace.proto: which ids are invalid), or None."""
+    if len(span.trace_id) != 16 or span.trace_id == _NO_TRACE:
+        return "invalid_trace_id"
+    if len(span.span_id) != 8 or span.span_id == _NO_SPAN:
+        return "invalid_span_id"
+    if len(span.parent_span_id) not in (0, 8):
+        return "invalid_parent_span_id"
+    return "invalid_time" if max(span.start, span.end) > _NS_MAX else None
+
+
+class _Resources:
+    """The resources of a request, and which span has which: `sizes[i]` spans have the i-th."""
+
+    def __init__(self, resources: list[dict[str, str]], sizes: list[int]) -> None:
+        self._resources = resources
+        self._index = pa.array(np.repeat(np.arange(len(sizes)), sizes))
+
+    def text(self, key: str) -> Any:
+        """One resource attribute per span, "" where it is missing."""
+        values = [resource.get(key, "") for resource in self._resources]
+        return pa.array(values, pa.string()).take(self._index)
+
+    def maps(self) -> Any:
+        maps = [list(resource.items()) for resource in self._resources]
+        return pa.array(maps, pa.map_(pa.string(), pa.string())).take(self._index)
 
 
 def _timestamps(nanoseconds: Any) -> Any:
@@ -204,19 +204,3 @@ def _distinct(raws: list[bytes]) -> tuple[list[bytes], Any]:
     distinct = list(dict.fromkeys(raws))
     place = {raw: i for i, raw in enumerate(distinct)}
     return distinct, pa.array(map(place.__getitem__, raws), pa.int32(), size=len(raws))
-
-
-def _resource_of(columns: _Columns) -> Any:
-    """The index of each span's resource."""
-    sizes = [spans for _, spans in columns.resources]
-    return pa.array(np.repeat(np.arange(len(sizes)), sizes))
-
-
-def _per_resource(columns: _Columns, key: str) -> Any:
-    values = [resource.get(key, "") for resource, _ in columns.resources]
-    return pa.array(values, pa.string()).take(_resource_of(columns))
-
-
-def _resource_maps(columns: _Columns) -> Any:
-    maps = [list(resource.items()) for resource, _ in columns.resources]
-    return pa.array(maps, pa.map_(pa.string(), pa.string())).take(_resource_of(columns))

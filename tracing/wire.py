@@ -44,8 +44,8 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "start": (7, "fixed64"),
         "end": (8, "fixed64"),
         "attributes": (9, "*bytes"),
-        "events": (11, "*bytes"),
-        "links": (13, "*bytes"),
+        "events": (11, "bytes"),  # the last one: enough to know whether there were any
+        "links": (13, "bytes"),
         "status": (15, "bytes"),
     },
     "SpanStatus": {"message": (2, "bytes"), "code": (3, "int32")},

@@ -88,7 +88,11 @@ class ChdbStore:
     def insert(self, table: str, rows: Any) -> None:
         columns = ", ".join(rows.column_names)
         # chDB finds `rows` by its name in the frames that called it.
-        sql = f"INSERT INTO {table} ({columns}) SELECT {columns} FROM Python(rows)"  # noqa: S608
+        # Duplicates are dropped when parts merge and when rows are read; not at insert as well.
+        sql = (
+            f"INSERT INTO {table} ({columns}) SETTINGS optimize_on_insert = 0 "  # noqa: S608
+            f"SELECT {columns} FROM Python(rows)"
+        )
         if not self._open:
             raise StoreError("The telemetry store is closed")
         try:
