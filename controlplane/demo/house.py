@@ -6,6 +6,7 @@ No Django here: a process can hold only one TRIMTAB_HOME, a bench needs several.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -18,7 +19,8 @@ from typing import Any
 
 import httpx
 
-from controlplane.demo.processes import Processes, stop_recorded
+from controlplane.demo.processes import Processes
+from engine.replay import Capacity, calibrate
 
 READY_S_MAX = 60.0
 
@@ -146,6 +148,26 @@ class House:
             },
         )  # fmt: skip
 
+    def capacity(self, seconds: float = 6.0) -> Capacity:
+        """What an engine like this house's sustains here, measured on one of its own.
+
+        That engine tells nobody anything and is ended again: a measurement is no traffic.
+        """
+        port = free_port()
+        name = "capacity"
+        self.processes.start(
+            name,
+            [sys.executable, "-m", "engine", "--port", str(port), "--name", name,
+             "--model", self.model, "--state", str(self.home / name)],
+            {},
+        )  # fmt: skip
+        url = f"http://127.0.0.1:{port}"
+        self.wait(f"{url}/health", name)
+        try:
+            return asyncio.run(calibrate(url, seconds=seconds))
+        finally:
+            self.processes.end(name)
+
     def start(self) -> None:
         """All three, each awaited until it answers."""
         self.prepare()
@@ -195,4 +217,3 @@ class House:
 
     def stop(self) -> None:
         self.processes.stop()
-        stop_recorded(self.home / "run" / "demo.json")

@@ -55,11 +55,13 @@ class Processes:
         text = (self.log / f"{name}.log").read_text(errors="replace")
         return "\n".join(f"    {line}" for line in text.splitlines()[-lines_max:])
 
+    def end(self, name: str) -> None:
+        stop_recorded(self.run / f"{name}.json")
+        self.children.pop(name).wait()
+
     def stop(self) -> None:
         for name in reversed(list(self.children)):
-            stop_recorded(self.run / f"{name}.json")
-        for child in self.children.values():
-            child.wait()
+            self.end(name)
 
 
 def started_at(pid: int) -> str | None:

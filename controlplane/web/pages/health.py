@@ -36,7 +36,7 @@ class CpuShare:
 
 cpu_share = Gauge(
     "trimtab_process_cpu_share",
-    "Share of the machine's CPU time this process took (1 is all of it)",
+    "Share of the machine's CPU time this process takes (1: all)",
 )
 cpu_share.set_function(CpuShare())
 

@@ -1,0 +1,56 @@
+"""Follows incidents and actions through the REST API and says what changed, as an operator reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from controlplane.demo.house import House
+
+POLL_S = 2.0
+
+
+async def follow(house: House, say: Callable[[str], None]) -> None:
+    """Until cancelled. A control plane that does not answer is asked again: it may be restarting."""
+    seen: set[tuple[str, str]] = set()
+    headers = {"Authorization": f"Bearer {house.secrets['api']}"}
+    async with httpx.AsyncClient(
+        base_url=f"{house.web_url}/api/v1", headers=headers, timeout=10
+    ) as client:
+        first = True
+        while True:
+            try:
+                incidents = (await client.get("/incidents/")).raise_for_status().json()["incidents"]
+                actions = (await client.get("/actions/")).raise_for_status().json()["actions"]
+            except httpx.HTTPError:
+                await asyncio.sleep(POLL_S)
+                continue
+            for key, sentence in sentences(incidents, actions):
+                if key not in seen:
+                    seen.add(key)
+                    # What an earlier demo left in the ledger is old news.
+                    if not first:
+                        say(sentence)
+            first = False
+            await asyncio.sleep(POLL_S)
+
+
+def sentences(
+    incidents: list[dict[str, Any]], actions: list[dict[str, Any]]
+) -> list[tuple[tuple[str, str], str]]:
+    """((id, step), sentence) for every step told so far, oldest first."""
+    told: list[tuple[tuple[str, str], str]] = []
+    for row in reversed(incidents):
+        told.append(((row["id"], "opened"), f"▲ detected: {row['what']}"))
+        if row.get("because"):
+            told.append(((row["id"], "because " + row["cause"]), f"  because {row['because']}"))
+    told += [((row["id"], row["state"]), f"◆ {row['sentence']}") for row in reversed(actions)]
+    told += [
+        ((row["id"], f"closed {row['closed_at']}"), f"● over: {row['objective']} is met again")
+        for row in reversed(incidents)
+        if row["state"] == "closed"
+    ]
+    return told
