@@ -103,7 +103,8 @@ class AgentProcess:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self, *more: str, **environment: str) -> str:
-        """Starts it and answers its ready line."""
+        """Starts it, once more perhaps, and answers its ready line."""
+        self.close()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpu_agent", *self.arguments, *more],
             cwd=REPOSITORY,

@@ -198,7 +198,9 @@ class ControlPlane(Server):
         request.answer_json(200, reply.to_json())
 
     def final(self, command_id: str) -> bool:
-        return any(r.state not in ("received", "applying") for r in self.results.get(command_id, []))
+        return any(
+            r.state not in ("received", "applying") for r in self.results.get(command_id, [])
+        )
 
     def last(self, command_id: str) -> CommandResult | None:
         return next(iter(reversed(self.results.get(command_id, []))), None)

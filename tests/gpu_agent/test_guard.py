@@ -251,7 +251,7 @@ def test_the_nodes_own_bounds_hold_whatever_the_server_says(bench: Bench) -> Non
         CommandState.REJECTED,
         "max_num_seqs: got 64, allowed by this node's bounds: 8 to 48",
     )
-    assert bench.do(apply_command(command_id="b", values={"max_num_seqs": 48})) [0] == "applied"
+    assert bench.do(apply_command(command_id="b", values={"max_num_seqs": 48}))[0] == "applied"
 
 
 def test_bounds_that_cannot_be_read_let_nothing_through(bench: Bench) -> None:
