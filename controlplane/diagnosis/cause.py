@@ -52,11 +52,15 @@ class Fact:
 
 @dataclass(frozen=True)
 class Wish:
-    """A value the cause would like a knob to have; the knob's ladder and bounds have the say."""
+    """A value the cause would like a knob to have; the knob's ladder and bounds have the say.
+
+    `limit` is a value not to pass, where the cause knows what would break beyond it.
+    """
 
     knob: str
     to: float
     why: str
+    limit: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ gives the same answer. A value nobody measured is None, never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -192,17 +192,37 @@ class Scene:
         track = self._track(per_window)
         return Track(old.mean if old else None, new.mean if new else None, track.points)
 
+    def latency(self) -> str:
+        """“TTFT p99 is 1.24 s because ”: the start of a sentence, empty when not measured."""
+        kind = self.objective.measures
+        found = self.histogram(METRIC_OF[kind]) if kind in METRIC_OF else None
+        p99 = found.quantile(0.99) if found else None
+        if found is None or p99 is None:
+            return ""
+        if math.isinf(p99):
+            return f"{WORD_OF[kind]} p99 is above {found.bounds[-1]:g} s because "
+        return f"{WORD_OF[kind]} p99 is {p99:.3g} s because "
+
+    def sums(self, metric: str, *, reference: bool = False) -> list[float]:
+        """Growth of a histogram's sum in steps of a third of a control window."""
+        fine = self._fine(reference)
+        series = self.reader.histogram(metric, fine, where=self.where) if fine else []
+        return [float(v) for v in series[0].sums] if series else []
+
     def steps(self, metric: str, *, counter: bool = False, reference: bool = False) -> list[float]:
         """The measure in steps of a third of a control window; NaN where no sample fell."""
-        grid = self.reference if reference else self.incident
-        if grid is None:
+        fine = self._fine(reference)
+        if fine is None:
             return []
-        fine = Grid(grid.start, grid.end, grid.step_s / STEPS_PER_WINDOW)
         if counter:
             return _one(self.reader.increase(metric, fine, where=self.where))
         return _one(self.reader.gauge(metric, fine, where=self.where, over="avg"))
 
-    def _track(self, read: Any) -> Track:
+    def _fine(self, reference: bool) -> Grid | None:
+        grid = self.reference if reference else self.incident
+        return grid and Grid(grid.start, grid.end, grid.step_s / STEPS_PER_WINDOW)
+
+    def _track(self, read: Callable[[Grid], list[float]]) -> Track:
         old = read(self.reference) if self.reference else []
         new = read(self.incident)
         points = _points(self.reference, old) + _points(self.incident, new)

@@ -1,0 +1,225 @@
+"""Requests wait because the engine may not run more at once, though it has room to.
+
+Runbook: docs/causes/running_cap_too_small.md. The bars follow from what the cause means: a cap that
+explains most of the harm binds most of the time, and most of the latency is spent in the queue.
+"""
+
+from __future__ import annotations
+
+import math
+
+from controlplane.diagnosis.cause import Fact, Finding, Wish, gettext_noop, measured, score
+from controlplane.diagnosis.scene import (
+    METRIC_OF,
+    WORD_OF,
+    Histogram,
+    Scene,
+    Track,
+    mean,
+    percentile,
+)
+
+CAP = "max_num_seqs"
+AT_CAP = 0.95  # "at the cap", or one below it: a place is empty for a moment when a request ends
+BOUND_SHARE_MIN = 0.5  # the cap binds for most of the time
+QUEUE_SHARE_MIN = 0.5  # most of the latency is waiting
+KV_USED_MAX = 0.9  # above it more running requests would be preempted, not served
+KV_USED_AFTER_MAX = 0.95  # what the remedy may fill, were KV to grow with the running requests
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+QUEUE_TIME = "vllm:request_queue_time_seconds"
+KV_USED = "vllm:kv_cache_usage_perc"
+PREEMPTIONS = "vllm:num_preemptions_total"
+
+
+class RunningCapTooSmall:
+    slug = "running_cap_too_small"
+    label = gettext_noop("running cap too small for the arrivals")
+
+    def examine(self, scene: Scene) -> Finding:
+        cap = scene.engine.number(CAP)
+        running, waiting = scene.gauge(RUNNING), scene.gauge(WAITING)
+        kv = scene.gauge(KV_USED, over="max")
+        evidence = (
+            _objective_fact(scene),
+            _bound_fact(scene, cap, running),
+            _queue_fact(scene),
+            _waiting_fact(waiting),
+            _kv_fact(kv),
+            _preemption_fact(scene),
+        )
+        remedy, no_remedy = _remedy(scene, cap, kv)
+        facts = {
+            "cap": cap,
+            "running": running.value,
+            "waiting": waiting.value,
+            "queue_share": evidence[2].value,
+            "kv_used": kv.value,
+        }
+        total = score(evidence)
+        return Finding(
+            self.slug,
+            total,
+            _because(scene, cap, running, waiting),
+            facts,
+            evidence,
+            remedy,
+            no_remedy,
+        )
+
+
+def _objective_fact(scene: Scene) -> Fact:
+    waits = scene.objective.measures in ("ttft", "e2e", "success")
+    says = "counts the wait for a place" if waits else "does not count the wait for a place"
+    return Fact(f"“{scene.objective.name}” {says}", waits, required=True, weight=0.5)
+
+
+def _bound_fact(scene: Scene, cap: float | None, running: Track) -> Fact:
+    """Share of time with running ≥ 0.95 × cap while anyone waited."""
+    bar = max(1.0, min(AT_CAP * cap, cap - 1)) if cap else math.inf
+    steps = [
+        1.0 if r >= bar and w > 0 else 0.0
+        for r, w in zip(scene.steps(RUNNING), scene.steps(WAITING), strict=False)
+        if cap and not (math.isnan(r) or math.isnan(w))
+    ]
+    share = mean(steps)
+    if cap is None:
+        text = "The running cap is not known: no agent reads this engine's configuration"
+    elif share is None:
+        text = "How many requests ran and waited was not measured"
+    else:
+        text = (
+            f"{share:.0%} of the time all of the {cap:g} requests allowed to run did "
+            "while others waited"
+        )
+    return measured(
+        text,
+        share is not None and share >= BOUND_SHARE_MIN,
+        track=running,
+        metric=RUNNING,
+        unit="share of time",
+        value=share,
+        threshold=BOUND_SHARE_MIN,
+        required=True,
+        weight=2,
+    )
+
+
+def _queue_fact(scene: Scene) -> Fact:
+    """Queue time as a share of the latency the objective measures."""
+    kind = scene.objective.measures if scene.objective.measures in METRIC_OF else "ttft"
+    share = _share(scene.histogram(QUEUE_TIME), scene.histogram(METRIC_OF[kind]))
+    before = _share(
+        scene.histogram(QUEUE_TIME, reference=True),
+        scene.histogram(METRIC_OF[kind], reference=True),
+    )
+    track = scene.means(QUEUE_TIME)
+    if share is None:
+        text = "How long requests queued was not measured"
+    else:
+        then = "" if before is None else f" ({before:.0%} before)"
+        text = f"Queueing is {share:.0%} of the mean {WORD_OF[kind]}{then}"
+    return measured(
+        text,
+        share is not None and share >= QUEUE_SHARE_MIN,
+        track=Track(before, share, track.points),
+        metric=QUEUE_TIME,
+        unit=f"share of {WORD_OF[kind]}",
+        threshold=QUEUE_SHARE_MIN,
+        required=True,
+        weight=2,
+    )
+
+
+def _share(part: Histogram | None, whole: Histogram | None) -> float | None:
+    """Mean over mean, so that requests counted in one and not yet in the other don't matter."""
+    if part is None or whole is None or part.mean is None or not whole.mean:
+        return None
+    return min(1.0, part.mean / whole.mean)
+
+
+def _waiting_fact(waiting: Track) -> Fact:
+    grew = (
+        waiting.value is not None
+        and waiting.value >= 1
+        and (waiting.before is None or waiting.value >= 2 * waiting.before)
+    )
+    if waiting.value is None:
+        text = "How many requests wait was not measured"
+    else:
+        then = "" if waiting.before is None else f", {waiting.before:.1f} before"
+        text = f"{waiting.value:.1f} requests wait on average{then}"
+    return measured(text, grew, track=waiting, metric=WAITING, unit="requests", threshold=1)
+
+
+def _kv_fact(kv: Track) -> Fact:
+    if kv.value is None:
+        return measured(
+            "How full the KV cache is was not measured",
+            False,
+            metric=KV_USED,
+            threshold=KV_USED_MAX,
+        )
+    room = kv.value < KV_USED_MAX
+    says = "leaves room for more" if room else "leaves no room for more: memory is the limit"
+    return measured(
+        f"The KV cache is {kv.value:.0%} full, which {says}",
+        room,
+        track=kv,
+        metric=KV_USED,
+        unit="share",
+        threshold=KV_USED_MAX,
+        required=True,
+    )
+
+
+def _preemption_fact(scene: Scene) -> Fact:
+    track, count = scene.rate(PREEMPTIONS), scene.growth(PREEMPTIONS)
+    none = count is not None and count == 0
+    text = (
+        "Preemptions were not measured"
+        if count is None
+        else f"{count:g} requests were preempted"
+        + ("" if none else ": running more would preempt more")
+    )
+    return measured(
+        text,
+        none,
+        track=track,
+        metric=PREEMPTIONS,
+        unit="1/s",
+        threshold=0,
+        required=count is not None,
+    )
+
+
+def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...], str]:
+    """A cap that covers who runs and waits, as far as the KV cache could hold them."""
+    demand = percentile(
+        [r + w for r, w in zip(scene.steps(RUNNING), scene.steps(WAITING), strict=False)], 0.9
+    )
+    if cap is None or demand is None:
+        return (), "the running cap or the demand for it is not measured"
+    held = math.inf
+    if kv.value:
+        held = cap * KV_USED_AFTER_MAX / kv.value
+    want = min(demand, held)
+    if want <= cap:
+        return (), f"the KV cache would hold no more than {held:.0f} running requests"
+    why = f"{demand:.0f} requests run or wait nine tenths of the time"
+    if held < demand:
+        why += f"; the KV cache holds {held:.0f}"
+    return (Wish(CAP, want, why, limit=held if held < math.inf else None),), ""
+
+
+def _because(scene: Scene, cap: float | None, running: Track, waiting: Track) -> str:
+    if cap is None or running.value is None or waiting.value is None:
+        return "it is not measured how many requests run and wait under which cap"
+    behind = f"{waiting.value:.0f} requests wait behind a cap of {cap:g} running"
+    if waiting.value < 0.5:
+        behind = f"{running.value:.0f} requests run under a cap of {cap:g} and nobody waits"
+    return f"{scene.latency()}{behind}"
+
+
+CAUSE = RunningCapTooSmall()

@@ -1,0 +1,311 @@
+"""Opens, follows and closes incidents, and writes down what explains them.
+
+Everything is derived from the readings, so a pass that was killed half-way is made good by the
+next one, and the same pass twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import F, Sum
+from django.db.models.functions import Greatest
+
+from controlplane.diagnosis.cause import SCORE_MIN, UNKNOWN, Finding, causes
+from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
+from controlplane.diagnosis.scene import Scene
+from controlplane.diagnosis.staging import scene_of
+from slo.budget import Counts, window_is_bad
+from slo.models import Objective, Reading
+from slo.services import Judgement
+from tracing.types import Reader, Signal
+
+log = logging.getLogger(__name__)
+
+BAD_WINDOWS_TO_OPEN = 2
+GOOD_WINDOWS_TO_CLOSE = 4
+REOPEN_WITHIN = timedelta(minutes=10)
+TAIL_WINDOWS_MAX = 40
+FAST_BURN = "fast burn"
+# One-sided 5 %: a window is good when so many bad events are no surprise under a kept promise.
+Z_GOOD = 1.645
+
+
+def incident_update(*, judgement: Judgement, now: datetime) -> Incident | None:
+    """Opens, reopens, follows or closes the incident of one objective and scope (NORMS, Time).
+
+    Opens on two bad windows in a row, or on a firing burn pair while the last two windows are not
+    good (a pair looks back minutes and would reopen what has just been put right). One thing has
+    one incident: scope "" is covered by an engine's incident of the objective, and the reverse.
+    Windows without a signal neither open nor close. Returns the incident when there is one.
+    """
+    tail = _tail(judgement)
+    incident = Incident.objects.filter(
+        objective=judgement.objective, scope=judgement.scope, state=Incident.State.OPEN
+    ).first()
+    if incident is not None:
+        return _follow(incident, tail, now)
+    if not judgement.fresh or judgement.signal != Signal.OK:
+        return None
+    trigger = _trigger(judgement, tail)
+    if trigger is None or _covered(judgement):
+        return None
+    return _open(judgement.objective, judgement.scope, trigger, tail, now)
+
+
+def window_is_good(counts: Counts, target: float) -> bool:
+    """Whether the window is consistent with the promise being kept.
+
+    So many bad events or more would come in less than 5 % of windows of a service that just keeps
+    its target (normal approximation). Stricter than "not bad": between the two, an incident
+    neither opens nor closes.
+    """
+    if counts.total <= 0:
+        return False
+    budget = 1 - target
+    slack = Z_GOOD * math.sqrt(counts.total * budget * target)
+    return counts.bad <= counts.total * budget + slack
+
+
+def incident_explain(*, incident: Incident, reader: Reader, now: datetime) -> Diagnosis | None:
+    """Examines every cause and stores the best one with its evidence and its rivals.
+
+    `unknown` when none reaches its bar. None while no window of the incident has been read.
+    """
+    scene = scene_of(incident=incident, reader=reader, now=now)
+    if scene is None:
+        return None
+    findings = sorted(
+        (cause.examine(scene) for cause in causes().values()), key=lambda f: (-f.score, f.cause)
+    )
+    example = _example_trace(scene)
+    with transaction.atomic():
+        diagnosis = Diagnosis.objects.create(
+            incident=incident,
+            made_at=now,
+            window_start=scene.incident.start,
+            window_end=scene.incident.end,
+            **_named(findings),
+        )
+        Evidence.objects.bulk_create(_evidence(diagnosis, findings))
+        if example:
+            incident.example_trace_id = example
+            incident.save(update_fields=["example_trace_id", "updated_at"])
+    # A prefetched list of explanations would hide the one just made.
+    getattr(incident, "_prefetched_objects_cache", {}).pop("diagnoses", None)
+    return diagnosis
+
+
+def diagnosis_note(*, diagnosis: Diagnosis, no_action: str) -> None:
+    """Writes why nothing is done about it, for the story; an empty text takes it back."""
+    if diagnosis.facts.get("no_action", "") == no_action:
+        return
+    diagnosis.facts = diagnosis.facts | {"no_action": no_action}
+    diagnosis.save(update_fields=["facts"])
+
+
+def _named(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The columns of a Diagnosis: the best finding if it carries, else `unknown`."""
+    best, rivals = findings[0], findings[1:]
+    if best.score < SCORE_MIN:
+        missing = next((f.sentence for f in best.evidence if f.required and not f.supports), "")
+        because = f"no cause examined explains it; the nearest, {best.cause}, fails on: {missing}"
+        best, rivals = Finding(UNKNOWN, best.score, because), findings
+    facts = dict(best.facts)
+    if not best.remedy:
+        facts["no_action"] = best.no_remedy or "nothing is changed without a known cause"
+    return {
+        "cause": best.cause,
+        "score": best.score,
+        "because": best.because,
+        "facts": facts,
+        "rivals": [{"cause": f.cause, "score": f.score, "because": f.because} for f in rivals],
+        "remedy": [dataclasses.asdict(wish) for wish in best.remedy],
+    }
+
+
+def _evidence(diagnosis: Diagnosis, findings: Sequence[Finding]) -> list[Evidence]:
+    return [
+        Evidence(
+            diagnosis=diagnosis,
+            cause=finding.cause,
+            supports=fact.supports,
+            sentence=fact.sentence,
+            metric=fact.metric,
+            unit=fact.unit,
+            before=fact.before,
+            value=fact.value,
+            threshold=fact.threshold,
+            points=[list(point) for point in fact.points],
+        )
+        for finding in findings
+        for fact in finding.evidence
+    ]
+
+
+def _example_trace(scene: Scene) -> str:
+    """The slowest request of the incident by what the objective measures; "" when none is kept."""
+    spec = scene.objective.spec
+    slowest = scene.reader.spans(
+        scene.incident.start,
+        scene.incident.end,
+        service=scene.engine.service,
+        instance=scene.engine.name or None,
+        name=str(spec.get("span", "llm_request")),
+        measure=SPAN_MEASURE.get(scene.objective.measures, "duration"),
+        slowest=True,
+        limit=1,
+    )
+    return slowest[0].trace_id if slowest else ""
+
+
+SPAN_MEASURE = {
+    "ttft": "gen_ai.latency.time_to_first_token",
+    "tpot": "gen_ai.latency.time_per_output_token",
+    "e2e": "gen_ai.latency.e2e",
+}
+
+
+def _tail(judgement: Judgement) -> list[Reading]:
+    """The newest readings up to the judged window, newest first."""
+    rows = Reading.objects.filter(
+        objective=judgement.objective,
+        scope=judgement.scope,
+        window_end__lte=judgement.window_end,
+    )
+    return list(rows.order_by("-window_end")[:TAIL_WINDOWS_MAX])
+
+
+def _counts(reading: Reading) -> Counts:
+    return Counts(reading.good, reading.total)
+
+
+def _is_bad(reading: Reading, objective: Objective) -> bool:
+    return reading.signal == Signal.OK and window_is_bad(
+        _counts(reading), objective.target, objective.fast_burn
+    )
+
+
+def _is_good(reading: Reading, objective: Objective) -> bool:
+    return reading.signal == Signal.OK and window_is_good(_counts(reading), objective.target)
+
+
+def _run(tail: Sequence[Reading], wanted: Sequence[bool]) -> list[Reading]:
+    """The newest readings that are wanted, without a hole in time between them."""
+    run: list[Reading] = []
+    for reading, ok in zip(tail, wanted, strict=True):
+        joined = not run or _adjacent(reading, run[-1])
+        if not (ok and joined):
+            break
+        run.append(reading)
+    return run
+
+
+def _adjacent(older: Reading, newer: Reading) -> bool:
+    gap = newer.window_end - older.window_end
+    return gap <= timedelta(seconds=1.5 * newer.window_s)
+
+
+def _bad_run(tail: Sequence[Reading], objective: Objective) -> list[Reading]:
+    return _run(tail, [_is_bad(r, objective) for r in tail])
+
+
+def _ungood_run(tail: Sequence[Reading], objective: Objective) -> list[Reading]:
+    return _run(tail, [r.signal == Signal.OK and not _is_good(r, objective) for r in tail])
+
+
+def _trigger(judgement: Judgement, tail: Sequence[Reading]) -> str | None:
+    if len(_bad_run(tail, judgement.objective)) >= BAD_WINDOWS_TO_OPEN:
+        return FAST_BURN
+    firing = next((pair.name for pair in judgement.pairs if pair.firing), None)
+    if firing and len(_ungood_run(tail, judgement.objective)) >= BAD_WINDOWS_TO_OPEN:
+        return f"burn {firing}"
+    return None
+
+
+def _covered(judgement: Judgement) -> bool:
+    open_ones = Incident.objects.filter(objective=judgement.objective, state=Incident.State.OPEN)
+    if judgement.scope:
+        open_ones = open_ones.filter(scope="")
+    return open_ones.exists()
+
+
+def _open(
+    objective: Objective, scope: str, trigger: str, tail: Sequence[Reading], now: datetime
+) -> Incident | None:
+    run = (_bad_run if trigger == FAST_BURN else _ungood_run)(tail, objective)
+    first = run[-1]
+    bad_since = first.window_end - timedelta(seconds=first.window_s)
+    try:
+        with transaction.atomic():
+            incident = _reopened(objective, scope, now) or Incident.objects.create(
+                tenant_id=objective.tenant_id,
+                objective=objective,
+                scope=scope,
+                trigger=trigger,
+                bad_since=bad_since,
+                opened_at=now,
+            )
+            _count(incident)
+    except IntegrityError:  # another pass opened it at the same moment
+        return Incident.objects.filter(
+            objective=objective, scope=scope, state=Incident.State.OPEN
+        ).first()
+    log.info("incident open: %s, %s", incident, trigger)
+    return incident
+
+
+def _reopened(objective: Objective, scope: str, now: datetime) -> Incident | None:
+    closed = (
+        Incident.objects.filter(
+            objective=objective, scope=scope, closed_at__gte=now - REOPEN_WITHIN
+        )
+        .order_by("-closed_at")
+        .first()
+    )
+    if closed is None:
+        return None
+    closed.state = Incident.State.OPEN
+    closed.closed_at = None
+    closed.good_windows = 0
+    closed.reopened = F("reopened") + 1
+    closed.save()
+    closed.refresh_from_db()
+    return closed
+
+
+def _follow(incident: Incident, tail: Sequence[Reading], now: datetime) -> Incident:
+    """Counts the good windows in a row; those without a signal are not in the row."""
+    good = 0
+    for reading in tail:
+        if reading.window_end <= incident.bad_since or good == GOOD_WINDOWS_TO_CLOSE:
+            break
+        if reading.signal != Signal.OK:
+            continue
+        if not _is_good(reading, incident.objective):
+            break
+        good += 1
+    incident.good_windows = good
+    if good >= GOOD_WINDOWS_TO_CLOSE:
+        incident.state = Incident.State.CLOSED
+        incident.closed_at = now
+        log.info("incident closed: %s", incident)
+    incident.save(update_fields=["good_windows", "state", "closed_at", "updated_at"])
+    _count(incident)
+    return incident
+
+
+def _count(incident: Incident) -> None:
+    """Bad and total events since the incident began."""
+    sums = Reading.objects.filter(
+        objective=incident.objective, scope=incident.scope, window_end__gt=incident.bad_since
+    ).aggregate(total=Sum("total"), bad=Sum(Greatest(F("total") - F("good"), 0.0)))
+    incident.total_events = sums["total"] or 0
+    incident.bad_events = sums["bad"] or 0
+    incident.save(update_fields=["total_events", "bad_events", "updated_at"])

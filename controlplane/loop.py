@@ -1,0 +1,98 @@
+"""The loop: judge, explain, act, tell, and prove that it helped. One pass, top to bottom.
+
+Everything it does is in the rooms below; everything it knows is in the database and the telemetry
+store. It may be killed anywhere: the next pass finds out from the rows what is left to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+
+from django.conf import settings
+
+from controlplane.accounts.models import Tenant
+from controlplane.actions.selectors import acted_at, actions_of, sentence
+from controlplane.actions.services import action_propose, actions_reconcile
+from controlplane.alerts.services import incident_tell
+from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.selectors import diagnosis_due, diagnosis_of, incidents_open, story
+from controlplane.diagnosis.services import incident_explain, incident_update
+from controlplane.diagnosis.staging import engine_of
+from controlplane.fleet.selectors import engines_of
+from slo.services import objectives_judge
+from tracing import query
+from tracing.types import Reader
+
+log = logging.getLogger(__name__)
+
+_one_pass_at_a_time = threading.Lock()
+
+
+def run_pass(now: datetime, reader_of: Callable[[str], Reader] = query.reader) -> None:
+    """One pass over every tenant. Does nothing while another pass of this process runs."""
+    if not _one_pass_at_a_time.acquire(blocking=False):
+        return
+    try:
+        for tenant in Tenant.objects.order_by("slug"):
+            try:
+                steer(tenant, reader_of(str(tenant.pk)), now)
+            except Exception:  # one tenant in trouble does not stop the others
+                log.exception("tenant %s: the pass failed", tenant)
+    finally:
+        _one_pass_at_a_time.release()
+
+
+def steer(tenant: Tenant, reader: Reader, now: datetime) -> None:
+    # Judge: how did each objective do, engine by engine, in the control windows that ended?
+    names = [engine.name for engine in engines_of(tenant)]
+    for judgement in objectives_judge(tenant=tenant, reader=reader, now=now, engines=names):
+        incident_update(judgement=judgement, now=now)
+
+    # Verify: what became of the changes under way? This may free an engine for the next one.
+    actions_reconcile(tenant=tenant, reader=reader, now=now)
+
+    for incident in incidents_open(tenant):
+        try:
+            explain_and_act(incident, reader, now)
+            tell(incident, now)
+        except Exception:  # one incident in trouble does not stop the others
+            log.exception("incident %s: could not be handled", incident.pk)
+
+    # Act: hand what was just proposed to the agents.
+    actions_reconcile(tenant=tenant, reader=reader, now=now)
+
+
+def explain_and_act(incident: Incident, reader: Reader, now: datetime) -> None:
+    """Asks the causes, and takes the named one's remedy, unless a trial is still running."""
+    if any(action.ended_at is None for action in actions_of(incident)):
+        return
+    window_s = settings.TRIMTAB_CONTROL_WINDOW_S
+    if not diagnosis_due(incident, now=now, window_s=window_s, acted_at=acted_at(incident)):
+        return
+    diagnosis = incident_explain(incident=incident, reader=reader, now=now)
+    if diagnosis is not None:
+        engine = engine_of(incident)
+        action_propose(incident=incident, diagnosis=diagnosis, engine=engine, now=now)
+
+
+def tell(incident: Incident, now: datetime) -> None:
+    """One message per channel, once there is an explanation to give."""
+    if diagnosis_of(incident) is None:
+        return
+    told = story(incident)
+    action = next(reversed(actions_of(incident)), None)
+    doing = sentence(action) if action else told.no_action
+    incident_tell(
+        incident=incident,
+        title=told.what,
+        text=". ".join(
+            part for part in (told.what, _capital(told.because), _capital(doing)) if part
+        ),
+        now=now,
+        engine=incident.scope,
+        cause=told.cause_label,
+        action=doing,
+    )
