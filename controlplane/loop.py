@@ -85,14 +85,13 @@ def tell(incident: Incident, now: datetime) -> None:
     told = story(incident)
     action = next(reversed(actions_of(incident)), None)
     doing = sentence(action) if action else told.no_action
+    parts = filter(None, (told.what, told.because, doing))
     incident_tell(
         incident=incident,
         title=told.what,
-        text=". ".join(
-            part for part in (told.what, _capital(told.because), _capital(doing)) if part
-        ),
+        text=". ".join(part[0].upper() + part[1:] for part in parts),
         now=now,
-        engine=incident.scope,
+        engine=action.engine.name if action else incident.scope,
         cause=told.cause_label,
         action=doing,
     )
