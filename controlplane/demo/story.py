@@ -1,4 +1,4 @@
-"""Follows incidents and actions through the REST API and says what changed, as an operator reads."""
+"""Follows incidents and actions through the REST API and says what changed, in words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLL_S = 2.0
 
 
 async def follow(house: House, say: Callable[[str], None]) -> None:
-    """Until cancelled. A control plane that does not answer is asked again: it may be restarting."""
+    """Until cancelled; a control plane that does not answer may be restarting: asked again."""
     seen: set[tuple[str, str]] = set()
     headers = {"Authorization": f"Bearer {house.secrets['api']}"}
     async with httpx.AsyncClient(
