@@ -1,0 +1,323 @@
+"""The door in: limits, duplicates, group commit, back-pressure, tenants."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.tracing.otlp import DELTA, Metrics, send_metrics, send_spans, span, trace_request
+from tracing.ingest import Door, QueueFull
+from tracing.limits import Limits
+from tracing.query import StoreReader
+from tracing.store.store import Store
+from tracing.types import Grid
+from tracing.wire import Undecodable
+
+TRACE = f"{1:032x}"
+
+
+def value(door: Door, name: str, **labels: str) -> float:
+    """A sample of the door's own meters, 0 when it was never touched."""
+    for metric in (
+        door.meters.spans,
+        door.meters.samples,
+        door.meters.rejected,
+        door.meters.trimmed,
+        door.meters.commit_seconds,
+        door.meters.queue_bytes,
+        door.meters.queue_spans,
+    ):
+        for family in metric.collect():
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return sample.value
+    return 0.0
+
+
+def test_attributes_become_text_in_shortest_form(
+    door: Door, tenant: str, reader: StoreReader
+) -> None:
+    attributes = {
+        "text": "é",
+        "empty": "",
+        "none": None,
+        "yes": True,
+        "no": False,
+        "int": 7,
+        "negative": -(2**63),
+        "big": 2**63 - 1,
+        "float": 0.1,
+        "whole": 3.0,
+        "small": 1e-7,
+        "bytes": b"\x00\xff",
+        "list": ["a", 'b"'],
+        "long": "x" * 1000,
+        "k" * 200: "v",
+    }
+    send_spans(door, tenant, trace_request([span(1, attributes=attributes)]))
+    stored = dict(reader.trace(TRACE)[0].attributes)
+    assert float(stored.pop("small")) == 1e-7
+    assert stored == {
+        "text": "é",
+        "empty": "",
+        "none": "",
+        "yes": "true",
+        "no": "false",
+        "int": "7",
+        "negative": str(-(2**63)),
+        "big": str(2**63 - 1),
+        "float": "0.1",
+        "whole": "3",
+        "bytes": "AP8=",
+        "list": '["a","b\\""]',
+        "long": "x" * 1000,
+        "k" * 200: "v",
+    }
+
+
+def test_a_span_comes_back_as_it_was_sent(door: Door, tenant: str, reader: StoreReader) -> None:
+    start = 1_790_000_000_123_456_789
+    sent = span(
+        2,
+        parent_span_id=(1).to_bytes(8, "big"),
+        name="prefill",
+        kind=1,
+        start_time_unix_nano=start,
+        end_time_unix_nano=start + 1_001,
+        status=2,
+        attributes={"tokens": 512},
+    )
+    send_spans(door, tenant, trace_request([sent]))
+    (found,) = reader.trace(TRACE.upper())
+    assert (found.span_id, found.parent_span_id) == (f"{2:016x}", f"{1:016x}")
+    assert (found.name, found.kind, found.status_code) == ("prefill", 1, 2)
+    assert (found.start_ns, found.duration_ns, found.end_ns) == (start, 1_001, start + 1_001)
+    assert (found.service, found.instance) == ("chat", "engine-0")
+    assert found.attributes == {"tokens": "512"}
+    assert found.resource["host.name"] == "node-0"
+
+
+def test_a_span_that_ends_before_it_starts_lasts_zero(
+    door: Door, tenant: str, reader: StoreReader
+) -> None:
+    send_spans(door, tenant, trace_request([span(1, end_time_unix_nano=5)]))
+    assert reader.trace(TRACE)[0].duration_ns == 0
+    assert value(door, "trimtab_ingest_trimmed_total", reason="end_before_start") == 1
+
+
+def test_a_time_that_fits_no_clock_costs_that_span_only(
+    door: Door, tenant: str, reader: StoreReader
+) -> None:
+    request = trace_request([span(1), span(2, end_time_unix_nano=2**64 - 1)])
+    (accepted,) = send_spans(door, tenant, request)
+    assert accepted.reasons == {"invalid_time": 1}
+    assert len(reader.trace(TRACE)) == 1
+
+
+def test_invalid_utf8_costs_a_replacement_character_only(
+    door: Door, tenant: str, reader: StoreReader
+) -> None:
+    raw = trace_request([span(1, attributes={"key": "QQ"}, name="ZZ")]).SerializeToString()
+    raw = raw.replace(b"QQ", b"\xff\xfe").replace(b"ZZ", b"a\xff")
+
+    async def send() -> None:
+        with door.room() as room:
+            await door.traces(tenant, lambda: raw, room)
+
+    asyncio.run(send())
+    (found,) = reader.trace(TRACE)
+    assert (found.name, found.attributes) == ("a\ufffd", {"key": "\ufffd\ufffd"})
+
+
+def test_limits_trim_and_count(store: Store, tenant: str, reader: StoreReader) -> None:
+    limits = Limits(span_attributes_max=2, value_chars_max=5, request_spans_max=2)
+    door = Door(store, limits, registry=CollectorRegistry())
+    attributes = {"a": "123456789", "b": "2", "c": "3"}
+    spans = [span(1, attributes=attributes), span(2), span(3)]
+    (accepted,) = send_spans(door, tenant, trace_request(spans))
+    assert accepted.reasons == {"too_many_spans": 1}
+    assert reader.trace(TRACE)[0].attributes == {"a": "12345", "b": "2"}
+    assert value(door, "trimtab_ingest_trimmed_total", reason="too_many_attributes") == 1
+    assert value(door, "trimtab_ingest_trimmed_total", reason="value_too_long") == 1
+    assert value(door, "trimtab_ingest_rejected_total", reason="too_many_spans") == 1
+    assert value(door, "trimtab_ingest_spans_total") == 2
+    door.close()
+
+
+def test_a_batch_sent_again_counts_once(door: Door, tenant: str, reader: StoreReader) -> None:
+    now = datetime.now(UTC)
+    spans = trace_request([span(i) for i in range(1, 11)])
+    metrics = [Metrics().counter("c", now - timedelta(seconds=20 - i), i) for i in range(10)]
+    for _ in range(2):
+        send_spans(door, tenant, spans)
+        send_metrics(door, tenant, *metrics)
+    end = now + timedelta(seconds=5)
+    grid = Grid(end - timedelta(seconds=60), end, 60)
+    (share,) = reader.span_share(
+        grid, service="chat", name="llm_request", measure="status", threshold_s=None
+    )
+    assert share.total == [10]
+    assert len(reader.trace(TRACE)) == 10
+    assert len(reader.spans(grid.start, end)) == 10
+    assert len(reader.spans(grid.start, end, slowest=True)) == 10
+    assert reader.increase("c", grid)[0].values == [9]
+    assert reader.gauge("c", grid)[0].values == [4.5]
+
+
+def test_concurrent_requests_share_commits(door: Door, tenant: str, reader: StoreReader) -> None:
+    requests = [trace_request([span(i)]) for i in range(1, 51)]
+    send_spans(door, tenant, *requests)
+    assert len(reader.trace(TRACE)) == 50
+    assert value(door, "trimtab_ingest_commit_seconds_count") < 25
+
+
+class SlowStore:
+    """A store whose inserts wait until they are let go."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.go = threading.Event()
+
+    def insert(self, table: str, rows: Any) -> None:
+        self.go.wait(10)
+        self.store.insert(table, rows)
+
+    def query(self, sql: str, parameters: Any = None) -> Any:
+        return self.store.query(sql, parameters)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_full_queue_refuses_and_then_recovers(
+    store: Store, tenant: str, reader: StoreReader
+) -> None:
+    slow = SlowStore(store)
+    door = Door(slow, Limits(queue_spans_max=5), registry=CollectorRegistry())
+
+    async def one(first: int) -> None:
+        body = trace_request([span(first + i) for i in range(3)]).SerializeToString()
+        with door.room() as room:
+            room.take(size_bytes=len(body))
+            await door.traces(tenant, lambda: body, room)
+
+    async def story() -> None:
+        accepted = asyncio.create_task(one(1))
+        while value(door, "trimtab_ingest_queue_spans") < 3:
+            await asyncio.sleep(0.01)
+        with pytest.raises(QueueFull, match=r"allowed: [0-9]+ bytes, 5 rows"):
+            await one(11)
+        assert not accepted.done()
+        slow.go.set()
+        await accepted
+        await one(21)
+
+    asyncio.run(story())
+    assert len(reader.trace(TRACE)) == 6
+    assert value(door, "trimtab_ingest_queue_spans") == 0
+    assert value(door, "trimtab_ingest_queue_bytes") == 0
+    assert value(door, "trimtab_ingest_rejected_total", reason="queue_full") == 1
+    door.close()
+
+
+def test_a_request_larger_than_the_queue_passes_alone(
+    store: Store, tenant: str, reader: StoreReader
+) -> None:
+    door = Door(store, Limits(queue_spans_max=5), registry=CollectorRegistry())
+    send_spans(door, tenant, trace_request([span(i) for i in range(1, 9)]))
+    assert len(reader.trace(TRACE)) == 8
+    door.close()
+
+
+def test_closing_makes_durable_what_waits_and_refuses_the_rest(
+    store: Store, tenant: str, reader: StoreReader
+) -> None:
+    door = Door(store, registry=CollectorRegistry())
+    send_spans(door, tenant, trace_request([span(1)]))
+    door.close()
+    door.close()
+    with pytest.raises(QueueFull):
+        send_spans(door, tenant, trace_request([span(2)]))
+    assert len(reader.trace(TRACE)) == 1
+
+
+def test_tenants_never_see_each_other(door: Door, store: Store, tenant: str) -> None:
+    now = datetime.now(UTC)
+    other = f"{tenant}-other"
+    for name, number in ((tenant, 1.0), (other, 100.0)):
+        send_spans(door, name, trace_request([span(1, name=name)]))
+        send_metrics(door, name, Metrics().gauge("depth", now, number))
+    grid = Grid(now - timedelta(seconds=10), now + timedelta(seconds=5), 15)
+    for name, number in ((tenant, 1.0), (other, 100.0)):
+        reader = StoreReader(store, name)
+        assert [s.name for s in reader.trace(TRACE)] == [name]
+        assert [s.name for s in reader.spans(grid.start, grid.end)] == [name]
+        assert [s.values for s in reader.gauge("depth", grid)] == [[number]]
+        assert len(reader.lately(grid.start)) == 1
+    nobody = StoreReader(store, f"{tenant}' OR 1=1 --")
+    assert nobody.trace(TRACE) == []
+    assert nobody.last_seen("depth") is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        (Metrics().counter("c", datetime.now(UTC), 1, DELTA), "delta_temporality"),
+        (Metrics().gauge("g", datetime.fromtimestamp(0, UTC), 1), "invalid_time"),
+        (Metrics().gauge("", datetime.now(UTC), 1), "invalid_metric_name"),
+        (
+            Metrics().gauge("g", datetime.now(UTC), 1, **{f"l{i}": "v" for i in range(40)}),
+            "too_many_labels",
+        ),
+        (Metrics().histogram("h", datetime.now(UTC), [1, 2], [1, 1], 1), "invalid_buckets"),
+        (Metrics().histogram("h", datetime.now(UTC), [2, 1], [1, 1, 1], 1), "invalid_buckets"),
+    ],
+)
+def test_points_that_cannot_be_kept_are_rejected_with_the_reason(
+    door: Door, tenant: str, metrics: Metrics, reason: str
+) -> None:
+    metrics.gauge("kept", datetime.now(UTC), 1)
+    (accepted,) = send_metrics(door, tenant, metrics)
+    assert accepted.reasons == {reason: 1}
+    assert value(door, "trimtab_ingest_samples_total") == 1
+
+
+def test_summaries_and_exponential_histograms_are_said_to_be_unsupported(
+    door: Door, tenant: str
+) -> None:
+    metrics = Metrics()
+    summary = metrics._metrics.add(name="s").summary
+    summary.data_points.add(time_unix_nano=1)
+    exponential = metrics._metrics.add(name="e").exponential_histogram
+    exponential.data_points.add(time_unix_nano=1)
+    (accepted,) = send_metrics(door, tenant, metrics)
+    assert accepted.reasons == {
+        "unsupported_summary": 1,
+        "unsupported_exponential_histogram": 1,
+    }
+
+
+def test_points_without_a_value_are_skipped_not_rejected(
+    door: Door, tenant: str, reader: StoreReader
+) -> None:
+    now = datetime.now(UTC)
+    metrics = Metrics().gauge("g", now, float("nan")).gauge("g", now, 1, flags=1)
+    (accepted,) = send_metrics(door, tenant, metrics)
+    assert accepted.rejected == 0
+    assert reader.last_seen("g") is None
+
+
+def test_undecodable_bytes_raise_and_leave_the_queue_empty(door: Door, tenant: str) -> None:
+    async def send() -> None:
+        with door.room() as room:
+            room.take(size_bytes=2)
+            await door.metrics(tenant, lambda: b"\x0a\xff", room)
+
+    with pytest.raises(Undecodable, match="2 bytes are no protobuf MetricsRequest"):
+        asyncio.run(send())
+    assert value(door, "trimtab_ingest_queue_bytes") == 0

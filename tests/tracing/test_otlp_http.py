@@ -1,0 +1,242 @@
+"""OTLP/HTTP, rule by rule (opentelemetry-proto 1.11, docs/specification.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.rpc.error_details_pb2 import BadRequest
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from prometheus_client import CollectorRegistry
+
+from tests.tracing.otlp import Metrics, span, trace_request
+from tracing.ingest import Door
+from tracing.limits import Limits
+from tracing.query import StoreReader
+from tracing.receivers import otlp_http
+from tracing.store.store import Store, StoreError
+
+Post = Callable[..., tuple[int, dict[str, str], bytes]]
+
+
+def poster(door: Door, tenant: str) -> Post:
+    """Sends a request through the ASGI app and returns status, headers and body."""
+
+    async def authenticate(token: str) -> str | None:
+        return tenant if token == "right" else None
+
+    app = otlp_http.application(authenticate, lambda: door)
+
+    def post(
+        body: bytes, path: str = "/v1/traces", method: str = "POST", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        sent = {
+            "authorization": "Bearer right",
+            "content-type": "application/x-protobuf",
+            "content-length": str(len(body)),
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        scope = {
+            "type": "http",
+            "path": path,
+            "method": method,
+            "headers": [(k.encode(), v.encode()) for k, v in sent.items() if v],
+        }
+        half = len(body) // 2
+        messages: list[dict[str, Any]] = [
+            {"type": "http.request", "body": body[:half], "more_body": True},
+            {"type": "http.request", "body": body[half:], "more_body": False},
+        ]
+        answers: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return messages.pop(0)
+
+        async def send(message: Any) -> None:
+            answers.append(message)
+
+        asyncio.run(app(scope, receive, send))
+        start, content = answers
+        received = {k.decode(): v.decode() for k, v in start["headers"]}
+        assert received["content-length"] == str(len(content["body"]))
+        return start["status"], received, content["body"]
+
+    return post
+
+
+@pytest.fixture
+def post(door: Door, tenant: str) -> Post:
+    return poster(door, tenant)
+
+
+def two_spans() -> bytes:
+    return trace_request([span(1), span(2)]).SerializeToString()
+
+
+def test_accepted_spans_are_answered_with_an_empty_body_of_the_same_type(
+    post: Post, reader: StoreReader
+) -> None:
+    status, headers, body = post(two_spans())
+    assert (status, headers["content-type"], body) == (200, "application/x-protobuf", b"")
+    assert len(reader.trace(f"{1:032x}")) == 2
+
+
+@pytest.mark.parametrize("body", [b"", trace_request([]).SerializeToString()])
+def test_a_request_without_spans_is_fine(post: Post, body: bytes) -> None:
+    assert post(body)[0] == 200
+
+
+def test_media_type_parameters_and_case_are_ignored(post: Post) -> None:
+    assert post(two_spans(), content_type="Application/X-Protobuf; charset=utf-8")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("encoding", "compress"),
+    [
+        ("gzip", gzip.compress),
+        ("GZIP", lambda body: gzip.compress(body[:9]) + gzip.compress(body[9:])),
+        ("deflate", zlib.compress),
+        ("identity", bytes),
+    ],
+)
+def test_compressed_bodies_are_read(
+    post: Post, reader: StoreReader, encoding: str, compress: Callable[[bytes], bytes]
+) -> None:
+    assert post(compress(two_spans()), content_encoding=encoding)[0] == 200
+    assert len(reader.trace(f"{1:032x}")) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "words"),
+    [
+        (b"\x0a\xff", {}, "no protobuf TraceRequest"),
+        (two_spans()[:-3], {}, "no protobuf TraceRequest"),
+        (b"plain text, no gzip at all", {"content_encoding": "gzip"}, "no gzip"),
+        (gzip.compress(b"x" * 999)[:-9], {"content_encoding": "gzip"}, "ends too early"),
+        (b"", {"content_encoding": "br"}, "'br' is not supported; identity, gzip, deflate"),
+    ],
+)
+def test_bad_data_is_400_with_a_status_that_says_why(
+    post: Post, body: bytes, headers: dict[str, str], words: str
+) -> None:
+    code, answered, answer = post(body, **headers)
+    status = Status.FromString(answer)
+    assert (code, answered["content-type"]) == (400, "application/x-protobuf")
+    assert words in status.message
+    detail = BadRequest()
+    assert status.details[0].Unpack(detail)
+    assert words in detail.field_violations[0].description
+
+
+@pytest.mark.parametrize(
+    ("expected", "request_"),
+    [
+        (401, {"authorization": ""}),
+        (401, {"authorization": "Bearer wrong"}),
+        (401, {"authorization": "Basic right"}),
+        (404, {"path": "/v1/logs"}),
+        (405, {"method": "PUT"}),
+        (415, {"content_type": "text/plain"}),
+        (415, {"content_type": ""}),
+    ],
+)
+def test_refusals_carry_a_protobuf_status(
+    post: Post, reader: StoreReader, expected: int, request_: dict[str, str]
+) -> None:
+    code, headers, answer = post(two_spans(), **request_)
+    assert code == expected
+    assert Status.FromString(answer).message
+    assert "retry-after" not in headers
+    assert reader.trace(f"{1:032x}") == []
+
+
+def test_json_is_refused_in_json(post: Post) -> None:
+    code, headers, answer = post(b"{}", content_type="application/json")
+    assert (code, headers["content-type"]) == (415, "application/json")
+    assert b"application/x-protobuf" in answer
+
+
+@pytest.mark.parametrize("broken", ["trace_id", "span_id"])
+@pytest.mark.parametrize("value", [b"", bytes(8), bytes(16), b"1234", b"f" * 32])
+def test_a_span_with_an_invalid_id_is_rejected_alone(
+    post: Post, reader: StoreReader, broken: str, value: bytes
+) -> None:
+    request = trace_request([span(1), {**span(2), broken: value}, span(3)])
+    code, _, answer = post(request.SerializeToString())
+    partial = ExportTraceServiceResponse.FromString(answer).partial_success
+    assert (code, partial.rejected_spans) == (200, 1)
+    assert partial.error_message == f"invalid_{broken}: 1"
+    assert [s.span_id for s in reader.trace(f"{1:032x}")] == [f"{1:016x}", f"{3:016x}"]
+
+
+def limited(store: Store, **limits: Any) -> Door:
+    return Door(store, Limits(**limits), registry=CollectorRegistry())
+
+
+def test_too_large_is_413_whether_declared_streamed_or_decompressed(
+    store: Store, tenant: str
+) -> None:
+    door = limited(store, body_bytes_max=1000)
+    post = poster(door, tenant)
+    assert post(b"x" * 1001)[0] == 413
+    assert post(b"x" * 1001, content_length="")[0] == 413
+    bomb = gzip.compress(bytes(10_000_000))
+    code, _, answer = post(bomb[:900], content_encoding="gzip")
+    assert code == 413
+    assert "1000 bytes allowed" in Status.FromString(answer).message
+    door.close()
+
+
+def test_a_gzip_bomb_is_not_inflated_past_the_default_limit(post: Post) -> None:
+    bomb = gzip.compress(bytes(70 * 1024 * 1024), 9)
+    assert len(bomb) < 100_000
+    assert post(bomb, content_encoding="gzip")[0] == 413
+
+
+def test_a_full_queue_is_429_with_a_short_retry_after(store: Store, tenant: str) -> None:
+    door = limited(store, queue_bytes_max=10)
+    code, headers, answer = poster(door, tenant)(two_spans())
+    assert code == 429
+    assert 1 <= int(headers["retry-after"]) <= 3
+    assert "10 bytes" in Status.FromString(answer).message
+    door.close()
+
+
+class BrokenStore:
+    """A store whose disk is full."""
+
+    def insert(self, table: str, rows: Any) -> None:
+        raise StoreError(f"No space left for {rows.num_rows} rows of {table}")
+
+    def query(self, sql: str, parameters: Any = None) -> Any:
+        raise StoreError("unreadable")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_failing_store_is_503_with_retry_after_and_never_an_acknowledgement(
+    tenant: str,
+) -> None:
+    door = limited(BrokenStore())
+    code, headers, answer = poster(door, tenant)(two_spans())
+    assert code == 503
+    assert 1 <= int(headers["retry-after"]) <= 3
+    assert "No space left" in Status.FromString(answer).message
+    door.close()
+
+
+def test_metrics_have_their_own_path(post: Post, reader: StoreReader) -> None:
+    from datetime import UTC, datetime
+
+    now = datetime.now(UTC)
+    body = Metrics().gauge("depth", now, 3).request.SerializeToString()
+    assert post(body, path="/v1/metrics")[0] == 200
+    seen = reader.last_seen("depth")
+    assert seen is not None
+    assert abs((seen - now).total_seconds()) < 0.01
