@@ -15,6 +15,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Tenant
+from controlplane.web.charts import MINUTES_DEFAULT, RANGES
 
 P = ParamSpec("P")
 
@@ -41,6 +42,14 @@ def page(
 
     decorated = require_safe(never_cache(login_required(guarded)))
     return cast(Callable[Concatenate[HttpRequest, P], HttpResponse], decorated)
+
+
+def minutes_of(request: HttpRequest, default: int = MINUTES_DEFAULT) -> int:
+    """The time range in the address, `?minutes=`. Raises Http404 for one that is not offered."""
+    text = request.GET.get("minutes", str(default))
+    if text not in map(str, RANGES):
+        raise Http404(f"minutes={text!r}, allowed: {', '.join(map(str, RANGES))}")
+    return int(text)
 
 
 def send(

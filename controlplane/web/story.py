@@ -78,7 +78,7 @@ def _line(incident: Incident) -> StoryLine:
     return StoryLine(
         incident=incident,
         told=told,
-        doing=_doing(told, action),
+        doing=_sentence(_doing(told, action)),
         steps=tuple(_steps(incident, told, action, said)),
         state="act" if running else "ok" if over else "bad",
         action=action,
@@ -97,6 +97,10 @@ def _doing(told: Story, action: Action | None) -> str:
     if told.cause == UNKNOWN:
         return _("Nothing is changed, because the evidence carries no cause.")
     return ""
+
+
+def _sentence(text: str) -> str:
+    return text if not text or text.endswith((".", "。")) else text + "."
 
 
 def _steps(

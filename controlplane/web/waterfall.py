@@ -100,7 +100,14 @@ def _gap(since: int, until: int, depth: int, start: int, whole: int) -> Iterator
 
 
 def _row(
-    name: str, kind: str, depth: int, since: int, until: int, start: int, whole: int, span: Span | None
+    name: str,
+    kind: str,
+    depth: int,
+    since: int,
+    until: int,
+    start: int,
+    whole: int,
+    span: Span | None,
 ) -> Row:
     left = (since - start) / whole
     width = max((until - since) / whole, WIDTH_MIN)

@@ -86,7 +86,7 @@ def significant(value: float, digits: int = 3) -> str:
         return grouped(value, 0)
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = grouped(value, min(decimals, 6))
-    return text.rstrip("0").rstrip(".") if "." in text and decimals > digits - 1 else text
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 @register.filter
@@ -189,11 +189,23 @@ def moment(at: datetime | None) -> SafeString:
 
 
 @register.filter
+def age(seconds: float | None) -> str:
+    """A duration that is only roughly known, in whole seconds."""
+    return NOTHING if seconds is None else duration(float(round(seconds)))
+
+
+@register.filter
 def since(at: datetime | None) -> str:
     """How long ago, in words of `duration`."""
     if at is None:
         return NOTHING
     return duration(float(max(0, round((timezone.now() - at).total_seconds()))))
+
+
+@register.filter
+def until(start: datetime, end: datetime) -> str:
+    """How long from one time to the other, in words of `duration`."""
+    return duration(float(round((end - start).total_seconds())))
 
 
 @register.filter
@@ -249,47 +261,67 @@ SPARK_WIDTH, SPARK_HEIGHT = 160, 32
 
 @register.simple_tag
 def sparkline(
-    points: Sequence[Sequence[float | None]], bound: float | None, label: str
+    points: Sequence[Sequence[float | None]],
+    axis: tuple[float, float],
+    bound: float | None,
+    label: str,
+    since: datetime | None = None,
 ) -> SafeString:
-    """Values over time as one line with gaps kept, and the threshold as a dashed one.
+    """Values over time as one line, gaps kept; the threshold dashed, the time since `since` shaded.
 
-    `points` are [time share 0..1, value] with None where nothing was measured; all sparklines of a
-    page share the time axis, so they line up.
+    `points` are (unix seconds, value or None); `axis` is the first and last time of the page, so
+    that all its sparklines line up. Empty when nothing was measured.
     """
-    known = [p[1] for p in points if p[1] is not None]
+    known = [value for _at, value in points if value is not None]
     if not known:
         return mark_safe("")
     low, high = min(0.0, *known), max(*known, bound or 0.0, 1e-12)
+
+    def x(at: float) -> float:
+        return (at - axis[0]) / max(axis[1] - axis[0], 1e-9) * SPARK_WIDTH
 
     def y(value: float) -> float:
         return SPARK_HEIGHT - 2 - (value - low) / (high - low) * (SPARK_HEIGHT - 4)
 
     steps, pen = [], "M"
     for at, value in points:
-        if value is None or at is None:
+        if at is None or value is None:
             pen = "M"
             continue
-        steps.append(f"{pen}{at * SPARK_WIDTH:.1f} {y(value):.1f}")
+        steps.append(f"{pen}{x(at):.1f} {y(value):.1f}")
         pen = "L"
-    limit = (
-        format_html(
+    shade = limit = mark_safe("")
+    if since is not None and axis[0] <= since.timestamp() <= axis[1]:
+        start = x(since.timestamp())
+        shade = format_html(
+            '<rect class="since" x="{}" y="0" width="{}" height="{}"/>',
+            f"{start:.1f}",
+            f"{SPARK_WIDTH - start:.1f}",
+            SPARK_HEIGHT,
+        )
+    if bound is not None:
+        limit = format_html(
             '<line class="bound" x1="0" x2="{}" y1="{}" y2="{}"/>',
             SPARK_WIDTH,
             f"{y(bound):.1f}",
             f"{y(bound):.1f}",
         )
-        if bound is not None
-        else ""
-    )
     return format_html(
         '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
-        'aria-label="{}">{}<path d="{}"/></svg>',
+        'aria-label="{}">{}{}<path d="{}"/></svg>',
         SPARK_WIDTH,
         SPARK_HEIGHT,
         label,
+        shade,
         limit,
         "".join(steps),
     )
+
+
+@register.filter
+def share_of_width(share: float) -> str:
+    """A share of the drawing's width as an SVG length."""
+    return f"{100 * share:.3f}%"
 
 
 @register.simple_tag

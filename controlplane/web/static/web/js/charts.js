@@ -58,7 +58,7 @@
         cursor: { sync: { key: "page" }, drag: { x: true, y: false }, points: { size: 6 } },
         scales: { y: { range: (_, low, high) => this.range(low, high) } },
         axes: [
-          { ...axis, space: 64, values: (_, times) => times.map((time) => utc(time, false)) },
+          { ...axis, size: 26, space: 64, values: (_, times) => times.map((time) => utc(time, false)) },
           { ...axis, size: 58, space: 34, values: (_, values) => values.map((value) => say(value, this.spec.unit)) },
         ],
         series: [{}, ...this.spec.lines.map((one, index) => ({
@@ -82,18 +82,27 @@
         ctx.strokeStyle = paint("--bad"); ctx.lineWidth = ratio; ctx.setLineDash([2 * ratio, 3 * ratio]);
         rule(bbox.left, y, bbox.left + bbox.width, y);
       }
-      ctx.setLineDash([]); ctx.font = `${11 * ratio}px sans-serif`; ctx.textAlign = "center"; ctx.lineWidth = ratio;
+      ctx.setLineDash([]); ctx.lineWidth = ratio;
       for (const mark of this.data.marks) {
         if (mark.at < plot.scales.x.min || mark.at > plot.scales.x.max) continue;
         const x = plot.valToPos(mark.at, "x", true), action = mark.kind === "action";
         ctx.strokeStyle = ctx.fillStyle = paint(action ? "--act" : "--bad");
         rule(x, bbox.top, x, bbox.top + bbox.height);
-        ctx.fillText(action ? "◆" : "■", x, bbox.top - 3 * ratio);
+        // The action's ◆ stands right of its line, the incident's ■ left: they often come together.
+        const size = 8 * ratio, top = bbox.top - size - 2 * ratio;
+        ctx.beginPath();
+        if (action) {
+          ctx.moveTo(x + size / 2, top); ctx.lineTo(x + size, top + size / 2);
+          ctx.lineTo(x + size / 2, top + size); ctx.lineTo(x, top + size / 2);
+        } else ctx.rect(x - size, top, size - ratio, size - ratio);
+        ctx.fill();
       }
       ctx.restore();
     }
     read(index) {
-      const { x } = this.data, at = index ?? x.length - 1;
+      const { x } = this.data;
+      // Away from the cursor: the newest window in which anything was measured.
+      const at = index ?? Math.max(0, ...x.keys().filter((i) => this.spec.lines.some((line) => line.values[i] != null)));
       const item = (kind, text, value, style) => {
         const span = document.createElement("span"), mark = document.createElement("i"), b = document.createElement("b");
         span.className = kind; mark.className = style || ""; b.textContent = value;

@@ -1,0 +1,87 @@
+"""The fleet as cells: one per engine and one per GPU, each with a state in word and colour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from controlplane.accounts.models import Tenant
+from controlplane.fleet.models import Engine, Node
+from controlplane.fleet.selectors import engine_state, engines_of, node_state, nodes_of
+from controlplane.web.story import StoryLine
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`state` is one of templatetags.ui.STATES; `facts` are shown when the cell is opened."""
+
+    key: str
+    name: str
+    state: str
+    word: str
+    note: str
+    facts: tuple[tuple[str, Any], ...]
+
+
+def fleet_cells(tenant: Tenant, lines: list[StoryLine], now: datetime) -> list[Cell]:
+    """Engines by name, then GPUs by node; one query each for engines and nodes."""
+    engines = [_engine_cell(engine, lines, now) for engine in engines_of(tenant)]
+    gpus = [
+        _gpu_cell(node, gpu, now)
+        for node in nodes_of(tenant)
+        for gpu in node.gpus
+        if isinstance(gpu, dict)
+    ]
+    return engines + gpus
+
+
+def _engine_cell(engine: Engine, lines: list[StoryLine], now: datetime) -> Cell:
+    state = engine_state(engine, now)
+    word = ""
+    if state == "ok":
+        mine = [line for line in lines if _concerns(line, engine)]
+        if any(line.state == "act" for line in mine):
+            state, word = "acting", _("acting")
+        elif any(line.state == "bad" for line in mine):
+            state, word = "burning", _("missing an objective")
+    facts = [(knob, value) for knob, value in sorted(engine.values.items())]
+    return Cell(
+        key=f"engine-{engine.pk}",
+        name=engine.name,
+        state=state,
+        word=word,
+        note=f"{engine.service} · {engine.model or engine.adapter}",
+        facts=(
+            (_("service"), engine.service),
+            (_("node"), engine.node.name),
+            (_("adapter"), engine.adapter),
+            (_("address"), engine.url),
+            (_("configuration"), engine.config_version),
+            *facts,
+            *(((_("error"), engine.error),) if engine.error else ()),
+        ),
+    )
+
+
+def _concerns(line: StoryLine, engine: Engine) -> bool:
+    if line.action is not None and line.state == "act":
+        return line.action.engine_id == engine.pk
+    incident = line.incident
+    return incident.scope == engine.name or (
+        not incident.scope and incident.objective.service == engine.service
+    )
+
+
+def _gpu_cell(node: Node, gpu: dict[str, Any], now: datetime) -> Cell:
+    index = gpu.get("index", gpu.get("gpu", "?"))
+    return Cell(
+        key=f"gpu-{node.pk}-{index}",
+        name=_("%(node)s, GPU %(index)s") % {"node": node.name, "index": index},
+        state=node_state(node, now),
+        word="",
+        note=str(gpu.get("name", "")),
+        facts=tuple((str(key), value) for key, value in sorted(gpu.items())),
+    )

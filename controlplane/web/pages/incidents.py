@@ -1,0 +1,107 @@
+"""/incidents/ and /incidents/<id>/: what went wrong, why, what was done, what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.http import Http404, HttpResponse
+from django.utils import timezone
+
+from controlplane.actions.models import Action
+from controlplane.diagnosis.models import Evidence, Incident
+from controlplane.diagnosis.selectors import incident_get, incidents_recent
+from controlplane.web.access import TenantRequest, minutes_of, page, send
+from controlplane.web.charts import MINUTES_DEFAULT, RANGES, questions
+from controlplane.web.story import StoryLine, lines_of
+
+INCIDENTS_MAX = 100
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What an action's verification counted, before and after; shares of bad requests."""
+
+    before: float | None
+    after: float | None
+    before_total: float
+    after_total: float
+    p_value: float | None
+    looks: int
+    sentence: str
+
+
+@page
+def incidents(request: TenantRequest) -> HttpResponse:
+    lines = lines_of(incidents_recent(request.tenant, INCIDENTS_MAX))
+    is_open = any(line.incident.state == Incident.State.OPEN for line in lines)
+    context = {"lines": lines, "page_state": "bad" if is_open else "ok"}
+    return send(request, "incidents.html", context, parts=("list",))
+
+
+@page
+def incident(request: TenantRequest, incident_id: UUID) -> HttpResponse:
+    """Raises Http404 for another tenant's incident as for one that never was."""
+    try:
+        found = incident_get(request.tenant, incident_id)
+    except Incident.DoesNotExist:
+        raise Http404(f"incident {incident_id} is not one of {request.tenant}") from None
+    (line,) = lines_of([found])
+    minutes = minutes_of(request, _minutes_around(found))
+    context = {
+        "line": line,
+        "incident": found,
+        "axis": _axis(line),
+        "actions": [(action, compared(action)) for action in reversed(line.actions)],
+        "charts": questions(found.objective),
+        "minutes": minutes,
+        "ranges": RANGES,
+        "page_state": {"bad": "bad", "act": "act", "ok": "ok"}[line.state],
+    }
+    return send(request, "incident.html", context, parts=("all",))
+
+
+def _minutes_around(found: Incident) -> int:
+    """The smallest range that still shows the incident's beginning."""
+    age = (timezone.now() - found.bad_since + timedelta(minutes=5)).total_seconds() / 60
+    return next((m for m in RANGES if m >= max(age, MINUTES_DEFAULT / 2)), MINUTES_DEFAULT)
+
+
+def _axis(line: StoryLine) -> tuple[float, float]:
+    """First and last time of any evidence, so that all sparklines share one axis (unix seconds)."""
+    told = line.told
+    rows: list[Evidence] = [*told.evidence_for, *told.evidence_against]
+    for rival in told.rivals:
+        rows.extend(rival.evidence)
+    times = [point[0] for row in rows for point in row.points]
+    return (min(times), max(times)) if times else (0.0, 1.0)
+
+
+def compared(action: Action) -> Compared | None:
+    """None until the verification has counted something."""
+    before, after = (_counts(action.outcome.get(side)) for side in ("before", "after"))
+    if before is None or after is None:
+        return None
+    return Compared(
+        before=_bad_share(before),
+        after=_bad_share(after),
+        before_total=before[1],
+        after_total=after[1],
+        p_value=action.outcome.get("p_value"),
+        looks=int(action.outcome.get("looks") or 0),
+        sentence=str(action.outcome.get("sentence", "")),
+    )
+
+
+def _counts(side: Any) -> tuple[float, float] | None:
+    if not isinstance(side, dict) or side.get("total") is None:
+        return None
+    return float(side.get("good") or 0), float(side["total"])
+
+
+def _bad_share(counts: Sequence[float]) -> float | None:
+    good, total = counts
+    return max(total - good, 0.0) / total if total else None

@@ -1,0 +1,166 @@
+"""/objectives/ and /objectives/<slug>/: what was promised, how it stands, how fast it is spent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404
+from django.utils import timezone
+
+from controlplane.accounts.models import Tenant
+from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.selectors import incidents_of, incidents_open
+from controlplane.web.access import TenantRequest, minutes_of, page, send
+from controlplane.web.charts import RANGES, questions
+from controlplane.web.story import StoryLine, lines_of
+from slo.burn import PairState
+from slo.indicator import indicators
+from slo.models import Objective, Reading
+from slo.selectors import BudgetPoint, Standing, State, budget_series, objectives_standing, standing
+
+INCIDENTS_MAX = 20
+BUDGET_POINTS = 60
+# A burn rate this near to its factor is worth a look before it fires.
+NEAR = 0.7
+
+PAGE_STATES = {State.BREACHED: "bad", State.BURNING: "warn", State.MET: "ok", State.NO_DATA: "none"}
+
+
+@dataclass(frozen=True)
+class ObjectiveRow:
+    """An objective in a table, with the story of its open incident if it has one."""
+
+    standing: Standing
+    line: StoryLine | None
+
+    @property
+    def stale(self) -> bool:
+        return self.standing.signal in ("stale", "missing")
+
+
+def objective_rows(tenant: Tenant, now: datetime, lines: list[StoryLine]) -> list[ObjectiveRow]:
+    """Every enabled objective, worst budget first."""
+    open_lines = {
+        line.incident.objective_id: line
+        for line in lines
+        if line.incident.state == Incident.State.OPEN
+    }
+    return [
+        ObjectiveRow(found, open_lines.get(found.objective.pk))
+        for found in objectives_standing(tenant=tenant, now=now)
+    ]
+
+
+@page
+def objectives(request: TenantRequest) -> HttpResponse:
+    rows = objective_rows(request.tenant, timezone.now(), lines_of(incidents_open(request.tenant)))
+    context = {"rows": rows, "page_state": page_state(rows)}
+    return send(request, "objectives.html", context, parts=("list",))
+
+
+def page_state(rows: list[ObjectiveRow]) -> str:
+    """The worst state of any objective, as the favicon shows it."""
+    states = {PAGE_STATES[row.standing.state] for row in rows}
+    return next((state for state in ("bad", "warn", "ok") if state in states), "none")
+
+
+@page
+def objective(request: TenantRequest, slug: str) -> HttpResponse:
+    found = get_object_or_404(Objective, tenant=request.tenant, slug=slug)
+    now = timezone.now()
+    stands = standing(found, now)
+    since = _since(found, now)
+    budget = budget_series(objective=found, since=since, until=now, points=BUDGET_POINTS)
+    context = {
+        "objective": found,
+        "standing": stands,
+        "events_left": _events_left(stands),
+        "budget": budget_curve(budget),
+        "budget_since": since,
+        "now": now,
+        "pairs": [(pair, _pair_state(pair)) for pair in stands.pairs],
+        "describe": indicators()[found.indicator].describe(found.spec),
+        "lines": lines_of(incidents_of(found, INCIDENTS_MAX)),
+        "charts": questions(found),
+        "minutes": minutes_of(request),
+        "ranges": RANGES,
+        "spec": spec_text(found),
+        "page_state": PAGE_STATES[stands.state],
+    }
+    return send(request, "objective.html", context, parts=("state", "incidents"))
+
+
+def _since(found: Objective, now: datetime) -> datetime:
+    """The start of the window, or of the data when the objective is younger."""
+    start = now - timedelta(days=found.window_days)
+    first = Reading.objects.filter(objective=found, scope="").order_by("window_end").first()
+    return max(start, first.window_end - timedelta(seconds=first.window_s)) if first else start
+
+
+def _events_left(stands: Standing) -> float | None:
+    """How many more bad events the budget has room for; below 0 when overdrawn."""
+    if stands.attained is None:
+        return None
+    return stands.counts.total * stands.objective.budget - stands.counts.bad
+
+
+def _pair_state(pair: PairState) -> str:
+    if pair.firing:
+        return "firing"
+    burning = [burn for burn in (pair.burn_long, pair.burn_short) if burn is not None]
+    if not burning:
+        return "no_data"
+    return "near" if max(burning) * pair.covered > NEAR * pair.factor else "quiet"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Budget left over time as an SVG path in a box 100 wide and 100 high, with its grid.
+
+    `grid` lists (height from the top in %, share of the budget).
+    """
+
+    path: str
+    grid: tuple[tuple[float, float], ...]
+    zero: float
+
+
+def budget_curve(points: list[BudgetPoint]) -> Curve | None:
+    """None when no point has a value. The scale goes from full to empty, further if overdrawn."""
+    known = [point.left for point in points if point.left is not None]
+    if not known:
+        return None
+    low = min(0.0, *known)
+
+    def y(left: float) -> float:
+        return 100 * (1 - left) / (1 - low)
+
+    steps, pen = [], "M"
+    for i, point in enumerate(points):
+        if point.left is None:
+            pen = "M"
+            continue
+        steps.append(f"{pen}{100 * (i + 1) / len(points):.2f} {y(point.left):.2f}")
+        pen = "L"
+    # A deep overdraft presses full and empty together: then only empty gets a line.
+    shares = (1.0, 0.5, 0.0) if low > -0.25 else (1.0, 0.0, low) if low > -3 else (0.0, low)
+    return Curve("".join(steps), tuple((y(share), share) for share in shares), y(0.0))
+
+
+def spec_text(found: Objective) -> str:
+    """The objective as `PUT /api/v1/objectives/<slug>/` takes it."""
+    spec = {
+        "slug": found.slug,
+        "name": found.name,
+        "service": found.service,
+        "indicator": found.indicator,
+        "spec": found.spec,
+        "target": found.target,
+        "window_days": found.window_days,
+        "fast_burn": found.fast_burn,
+        "enabled": found.enabled,
+    }
+    return json.dumps(spec, indent=2, ensure_ascii=False)
