@@ -27,6 +27,7 @@ from tracing.types import Grid, Reader, ShareSeries, Signal
 
 logger = logging.getLogger(__name__)
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SETTLE_EXTRA_S = 1.5
 STALE_AFTER_SCRAPES = 3
 REJUDGE_WINDOWS = 8
@@ -128,7 +129,9 @@ def _judge(
 
 
 def _aligned(at: datetime, window_s: float) -> datetime:
-    return datetime.fromtimestamp(math.floor(at.timestamp() / window_s) * window_s, UTC)
+    """The last window edge at or before a moment, exact: seconds in floats would drift apart."""
+    window = timedelta(milliseconds=round(window_s * 1_000))
+    return at - (at - EPOCH) % window
 
 
 def _grid(objective: Objective, newest: Reading | None, end: datetime, window_s: float) -> Grid:

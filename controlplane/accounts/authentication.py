@@ -6,7 +6,7 @@ A view says which machines may call it with `token_kinds`; without it, tokens of
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.contrib.auth.models import AnonymousUser
 from django.http import Http404
@@ -16,10 +16,12 @@ from rest_framework.authentication import BaseAuthentication, get_authorization_
 from rest_framework.permissions import SAFE_METHODS, BasePermission
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.views import APIView, exception_handler
 
 from controlplane.accounts.models import Membership, Tenant, Token
 from controlplane.accounts.selectors import membership_of, token_find
+
+if TYPE_CHECKING:
+    from rest_framework.views import APIView
 
 TOKEN_KINDS_DEFAULT: frozenset[str] = frozenset({Token.Kind.API})
 ROLES_THAT_WRITE = frozenset({Membership.Role.OPERATOR, Membership.Role.OWNER})
@@ -86,6 +88,9 @@ def error_response(error: Exception, context: dict[str, Any]) -> Response | None
 
     None for what nobody foresaw, which then is a logged 500.
     """
+    # DRF's views import this module, by its name in the settings, before they are defined.
+    from rest_framework.views import exception_handler
+
     if isinstance(error, Http404):
         error = exceptions.NotFound(str(error) or None)
     response = exception_handler(error, context)

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+import pytest
+from pytest_django import Settings
+
+from controlplane.accounts.models import Tenant
+from slo.budget import Counts
+from slo.models import Objective, Reading
+from slo.readings import counts_between
+from slo.services import Judgement, objectives_judge
+from tests.slo.fleet_of_samples import (
+    SETTLED,
+    START,
+    TTFT,
+    WINDOW,
+    Engine,
+    a_tenant,
+    an_objective,
+)
+from tests.slo.memory_reader import MemoryReader
+from tracing.types import Grid, HistogramSeries, Labels, Signal, Span
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def tenant() -> Tenant:
+    return a_tenant()
+
+
+@pytest.fixture
+def objective(tenant: Tenant) -> Objective:
+    return an_objective(tenant)
+
+
+@pytest.fixture
+def reader() -> MemoryReader:
+    return MemoryReader()
+
+
+def judge(tenant: Tenant, reader: MemoryReader, at: datetime) -> list[Judgement]:
+    return objectives_judge(tenant=tenant, reader=reader, now=at + SETTLED)
+
+
+def last(judgements: list[Judgement], scope: str = "") -> Judgement:
+    return [j for j in judgements if j.scope == scope][-1]
+
+
+def test_a_window_is_judged_once_its_data_had_time_to_arrive(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    end = Engine(reader).serve(90, 10, windows=8)
+    early = objectives_judge(tenant=tenant, reader=reader, now=end + timedelta(seconds=6))
+    assert last(early).window_end == end - WINDOW
+    (engine, whole) = judge(tenant, reader, end)
+    assert (engine.scope, whole.scope) == ("engine-0", "")
+    assert (whole.window_end, whole.good, whole.total) == (end, 90, 100)
+    assert whole.bad_share == pytest.approx(0.10)
+    assert whole.burn == pytest.approx(10)
+    assert whole.fresh
+    assert judge(tenant, reader, end) == []
+
+
+def test_a_window_over_the_fast_burn_is_bad(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    engine = Engine(reader)
+    assert not last(judge(tenant, reader, engine.serve(86, 14))).bad
+    assert last(judge(tenant, reader, engine.serve(85, 15))).bad
+    assert not last(judge(tenant, reader, engine.serve(0, 19))).bad
+
+
+def test_a_fresh_install_with_everything_failing_is_bad_from_the_first_window(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    """The fast rule needs no history; the pairs wait until their share of the budget is gone."""
+    engine = Engine(reader)
+    verdicts = [last(judge(tenant, reader, engine.serve(0, 50))) for _ in range(20)]
+    assert all(v.bad and v.fresh for v in verdicts)
+    assert not any(p.firing for p in verdicts[-1].pairs)
+    nine_minutes = [last(judge(tenant, reader, engine.serve(0, 50))) for _ in range(16)]
+    assert [p.name for p in nine_minutes[-1].pairs if p.firing] == ["1h/5m"]
+
+
+def test_each_engine_and_the_service_have_their_own_scope(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    one, two = Engine(reader, "engine-0"), Engine(reader, "engine-1")
+    Engine(reader, "engine-9", service="other").serve(1, 1)
+    one.serve(100, 0)
+    judgements = judge(tenant, reader, two.serve(50, 50))
+    newest = {j.scope: (j.good, j.total, j.bad) for j in judgements if j.total}
+    assert newest == {
+        "engine-0": (100, 100, False),
+        "engine-1": (50, 100, True),
+        "": (150, 200, True),
+    }
+
+
+def test_signals_tell_quiet_stale_and_missing_apart(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    assert last(judge(tenant, reader, START)).signal == Signal.MISSING
+    engine = Engine(reader)
+    assert last(judge(tenant, reader, engine.serve(10, 0))).signal == Signal.OK
+    quiet = last(judge(tenant, reader, engine.serve(0, 0)))
+    assert (quiet.signal, quiet.bad_share, quiet.burn, quiet.bad) == (
+        Signal.NO_TRAFFIC, None, None, False,
+    )  # fmt: skip
+    silent = judge(tenant, reader, engine.silence(windows=1))
+    assert {j.scope: j.signal for j in silent} == {"engine-0": "stale", "": "stale"}
+
+
+def test_samples_that_stop_inside_a_window_leave_it_stale_but_counted(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    engine = Engine(reader)
+    end = engine.serve(10, 0)
+    engine.counts[2] += 50
+    engine.scrape(end + timedelta(seconds=4))
+    judgement = last(judge(tenant, reader, end + WINDOW))
+    assert (judgement.signal, judgement.bad, judgement.total) == (Signal.STALE, False, 50)
+
+
+def test_late_data_amend_the_window_and_the_budget(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    engine = Engine(reader)
+    judge(tenant, reader, engine.serve(10, 0))
+    judge(tenant, reader, engine.silence(windows=1))
+    for seconds in (5, 10, 15):
+        late = START + WINDOW + timedelta(seconds=seconds)
+        reader.bucket(TTFT, late, [0, 10, 2 * seconds, 0], **engine.labels)
+    judgements = judge(tenant, reader, START + 3 * WINDOW)
+    amended = [j for j in judgements if not j.fresh]
+    assert {(j.scope, j.window_end, j.total, j.signal) for j in amended} == {
+        ("engine-0", START + 2 * WINDOW, 30, Signal.OK),
+        ("", START + 2 * WINDOW, 30, Signal.OK),
+    }
+    assert counts_between(objective, "", START, START + 3 * WINDOW) == Counts(10, 40)
+
+
+def test_a_replayed_spool_fills_a_gap_older_than_eight_windows(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    engine = Engine(reader)
+    judge(tenant, reader, engine.serve(10, 0))
+    before_gap = list(engine.counts)
+    for window in range(20):
+        judge(tenant, reader, engine.silence(windows=1))
+        assert engine.window == window + 2
+    engine.counts[2] += 40
+    judge(tenant, reader, engine.serve(10, 0))
+    assert counts_between(objective, "", START, START + 22 * WINDOW) == Counts(20, 60)
+    in_gap = START + timedelta(seconds=100)
+    engine.reader.bucket(TTFT, in_gap, [*before_gap[:2], 40, 0], **engine.labels)
+    judge(tenant, reader, engine.serve(10, 0))
+    assert counts_between(objective, "", START, START + 23 * WINDOW) == Counts(30, 70)
+    booked_in = Reading.objects.get(scope="", window_end=START + 7 * WINDOW)
+    assert (booked_in.good, booked_in.total, booked_in.signal) == (0, 40, Signal.OK)
+
+
+def test_a_control_plane_that_slept_catches_up(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    engine = Engine(reader)
+    judge(tenant, reader, engine.serve(10, 0))
+    end = engine.serve(9, 1, windows=100)
+    judgements = judge(tenant, reader, end)
+    assert len([j for j in judgements if j.scope == ""]) == 100
+    assert [j.window_end for j in judgements] == sorted(j.window_end for j in judgements)
+    assert counts_between(objective, "", START, end) == Counts(910, 1_010)
+
+
+def test_another_window_width_counts_no_event_twice(
+    tenant: Tenant, objective: Objective, reader: MemoryReader, settings: Settings
+) -> None:
+    engine = Engine(reader)
+    judge(tenant, reader, engine.serve(10, 0, windows=5))
+    settings.TRIMTAB_CONTROL_WINDOW_S = 10
+    end = engine.serve(10, 0, windows=5)
+    judge(tenant, reader, end)
+    end = engine.serve(10, 0, windows=2)
+    judge(tenant, reader, end)
+    assert counts_between(objective, "", START, end) == Counts(120, 120)
+
+
+def test_widths_that_are_no_binary_fraction_stay_on_one_grid(
+    tenant: Tenant, objective: Objective, reader: MemoryReader, settings: Settings
+) -> None:
+    settings.TRIMTAB_CONTROL_WINDOW_S = 10.1
+    engine = Engine(reader)
+    for _ in range(6):
+        end = engine.serve(10, 0, windows=3)
+        judge(tenant, reader, end)
+    ends = list(Reading.objects.filter(scope="").order_by("window_end").values_list("window_end"))
+    gaps = {(b - a).total_seconds() for (a,), (b,) in pairwise(ends)}
+    assert gaps == {10.1}
+
+
+def test_spans_are_judged_too(tenant: Tenant, reader: MemoryReader) -> None:
+    an_objective(tenant, spec={"source": "spans", "threshold_ms": 500})
+    assert last(judge(tenant, reader, START)).signal == Signal.MISSING
+    for index in range(30):
+        begin_ns = int(START.timestamp() * 1e9)
+        reader.stored_spans.append(
+            Span("t", str(index), "", "llm_request", 2, "chat", "engine-0", begin_ns, 10**9, 0)
+        )
+    judgement = last(judge(tenant, reader, START + WINDOW), "engine-0")
+    assert (judgement.total, judgement.bad, judgement.signal) == (30, True, Signal.OK)
+    assert last(judge(tenant, reader, START + 2 * WINDOW)).signal == Signal.NO_TRAFFIC
+
+
+def test_a_threshold_the_histogram_cannot_answer_is_a_problem_until_it_can(
+    tenant: Tenant, reader: MemoryReader
+) -> None:
+    objective = an_objective(tenant, spec={"threshold_ms": 300})
+    end = Engine(reader).serve(10, 0)
+    assert judge(tenant, reader, end) == []
+    objective.refresh_from_db()
+    assert "threshold_ms=300.0: allowed: a bucket edge of" in objective.problem
+    reader.bounds[TTFT] = [0.25, 0.3, 1.0]
+    assert judge(tenant, reader, end)
+    objective.refresh_from_db()
+    assert objective.problem == ""
+
+
+class HalfBroken(MemoryReader):
+    """A store that fails for one metric."""
+
+    def histogram(
+        self, metric: str, grid: Grid, *, where: Labels | None = None, by: object = ()
+    ) -> list[HistogramSeries]:
+        if metric == "broken":
+            raise OSError("disk on fire")
+        return super().histogram(metric, grid, where=where, by=("instance",))
+
+
+def test_one_broken_objective_does_not_stop_the_others(
+    tenant: Tenant, objective: Objective, caplog: pytest.LogCaptureFixture
+) -> None:
+    an_objective(tenant, slug="a-broken", spec={"metric": "broken", "threshold_ms": 500})
+    reader = HalfBroken()
+    judgements = judge(tenant, reader, Engine(reader).serve(10, 0))
+    assert {j.objective.slug for j in judgements} == {"chat-ttft"}
+    assert "objective a-broken was not judged" in caplog.text
+
+
+def test_disabled_objectives_and_other_tenants_are_left_alone(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    an_objective(a_tenant("other"))
+    an_objective(tenant, slug="off", enabled=False)
+    judgements = judge(tenant, reader, Engine(reader).serve(10, 0))
+    assert {j.objective.pk for j in judgements} == {objective.pk}
