@@ -16,7 +16,39 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
-from controlplane.diagnosis.scene import Point, Scene, Track
+from controlplane.diagnosis.scene import (
+    METRIC_OF,
+    WORD_OF,
+    Histogram,
+    Point,
+    Scene,
+    Track,
+    mean,
+    percentile,
+)
+
+# All a cause needs comes from here: a plug-in imports its contract and nothing else of ours.
+__all__ = [
+    "METRIC_OF",
+    "SCORE_MIN",
+    "UNKNOWN",
+    "WORD_OF",
+    "Cause",
+    "Fact",
+    "Finding",
+    "Histogram",
+    "Point",
+    "Scene",
+    "Track",
+    "Wish",
+    "causes",
+    "gettext_noop",
+    "label",
+    "mean",
+    "measured",
+    "percentile",
+    "score",
+]
 
 UNKNOWN = "unknown"
 # A cause is named only from here on (NORMS: without evidence above its bar it is unknown).

@@ -305,7 +305,7 @@ def _count(incident: Incident) -> None:
     """Bad and total events since the incident began."""
     sums = Reading.objects.filter(
         objective=incident.objective, scope=incident.scope, window_end__gt=incident.bad_since
-    ).aggregate(total=Sum("total"), bad=Sum(Greatest(F("total") - F("good"), 0.0)))
-    incident.total_events = sums["total"] or 0
+    ).aggregate(all=Sum("total"), bad=Sum(Greatest(F("total") - F("good"), 0.0)))
+    incident.total_events = sums["all"] or 0
     incident.bad_events = sums["bad"] or 0
     incident.save(update_fields=["total_events", "bad_events", "updated_at"])

@@ -16,8 +16,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controlplane.diagnosis.cause import Fact, Finding, Wish, gettext_noop, measured, score
-from controlplane.diagnosis.scene import Scene, Track, mean
+from controlplane.diagnosis.cause import (
+    Fact,
+    Finding,
+    Scene,
+    Track,
+    Wish,
+    gettext_noop,
+    mean,
+    measured,
+    score,
+)
 
 CHUNK, BUDGET, CAP = "prefill_chunk_tokens", "max_num_batched_tokens", "max_num_seqs"
 STEP_EXPLAINS_MIN = 0.5  # most of the gap between tokens is the step

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 
-from controlplane.diagnosis.cause import Fact, Finding, Wish, gettext_noop, measured, score
-from controlplane.diagnosis.scene import (
+from controlplane.diagnosis.cause import (
     METRIC_OF,
     WORD_OF,
+    Fact,
+    Finding,
     Histogram,
     Scene,
     Track,
+    Wish,
+    gettext_noop,
     mean,
+    measured,
     percentile,
+    score,
 )
 
 CAP = "max_num_seqs"

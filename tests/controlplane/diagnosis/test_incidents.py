@@ -1,0 +1,230 @@
+"""When an incident opens, closes and opens again (NORMS, Time)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from controlplane.accounts.models import Tenant
+from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.services import incident_update, window_is_good
+from slo.budget import Counts, window_is_bad
+from slo.burn import PairState
+from slo.models import Objective, Reading
+from slo.services import Judgement
+from tracing.types import Signal
+
+pytestmark = pytest.mark.django_db
+START = datetime(2026, 3, 1, tzinfo=UTC)
+WINDOW_S = 15.0
+
+
+class Story:
+    """Writes readings window by window and passes the judgement on, as the loop does."""
+
+    def __init__(self, *, target: float = 0.95, fast_burn: float = 6.0) -> None:
+        self.tenant = Tenant.objects.create(slug="acme", name="Acme")
+        self.objective = Objective.objects.create(
+            tenant=self.tenant,
+            slug="ttft",
+            name="TTFT within 500 ms",
+            service="chat",
+            indicator="latency",
+            target=target,
+            fast_burn=fast_burn,
+        )
+        self.window = 0
+
+    def now(self, window: int | None = None) -> datetime:
+        at = self.window if window is None else window
+        return START + timedelta(seconds=WINDOW_S * at + 6.5)
+
+    def judge(
+        self,
+        bad: float,
+        total: float = 100,
+        *,
+        signal: Signal = Signal.OK,
+        scope: str = "engine-0",
+        same_window: bool = False,
+        firing: bool = False,
+        fresh: bool = True,
+    ) -> Incident | None:
+        self.window += not same_window
+        end = START + timedelta(seconds=WINDOW_S * self.window)
+        Reading.objects.update_or_create(
+            objective=self.objective,
+            scope=scope,
+            window_end=end,
+            defaults={
+                "window_s": WINDOW_S,
+                "good": total - bad,
+                "total": total,
+                "signal": signal,
+            },
+        )
+        o = self.objective
+        judgement = Judgement(
+            objective=o,
+            scope=scope,
+            window_end=end,
+            window_s=WINDOW_S,
+            good=total - bad,
+            total=total,
+            signal=signal,
+            bad_share=bad / total if total else None,
+            burn=bad / total / o.budget if total else None,
+            bad=signal == Signal.OK
+            and window_is_bad(Counts(total - bad, total), o.target, o.fast_burn),
+            fresh=fresh,
+            pairs=(PairState("1h/5m", "page", 3600, 300, 14.4, 20, 20, firing),)
+            if scope == ""
+            else (),
+        )
+        return incident_update(judgement=judgement, now=self.now())
+
+
+def test_two_bad_windows_in_a_row_open_one_incident_since_the_first() -> None:
+    story = Story()
+    assert story.judge(0) is None
+    assert story.judge(60) is None
+    incident = story.judge(80)
+    assert incident is not None
+    assert incident.bad_since == START + timedelta(seconds=WINDOW_S)
+    assert incident.opened_at == story.now()
+    assert (incident.bad_events, incident.total_events) == (140, 200)
+    again = story.judge(70)
+    assert again is not None
+    assert again.pk == incident.pk
+    assert again.bad_events == 210
+
+
+def test_one_bad_window_opens_nothing() -> None:
+    story = Story()
+    for bad in (0, 90, 0, 90, 0):
+        assert story.judge(bad) is None
+
+
+def test_few_events_open_nothing() -> None:
+    story = Story()
+    for _ in range(6):
+        assert story.judge(15, 15) is None
+
+
+@pytest.mark.parametrize("signal", [Signal.MISSING, Signal.STALE, Signal.NO_TRAFFIC])
+def test_a_window_without_signal_neither_opens_nor_closes(signal: Signal) -> None:
+    story = Story()
+    story.judge(80)
+    assert story.judge(80, 100, signal=signal) is None
+    assert story.judge(80) is None, "a hole in the row: not two in a row"
+    incident = story.judge(80)
+    assert incident is not None
+    for _ in range(8):
+        incident = story.judge(0, 0, signal=signal)
+        assert incident is not None
+        assert incident.state == Incident.State.OPEN
+
+
+def test_a_hole_in_time_is_no_row() -> None:
+    story = Story()
+    story.judge(80)
+    story.window += 3
+    assert story.judge(80) is None
+
+
+def test_four_good_windows_close_and_a_bad_one_starts_the_count_again() -> None:
+    story = Story()
+    story.judge(80)
+    story.judge(80)
+    for bad in (1, 0, 2, 50, 1, 1, 0):
+        incident = story.judge(bad)
+        assert incident is not None
+        assert incident.state == Incident.State.OPEN
+    incident = story.judge(2)
+    assert incident is not None
+    assert incident.state == Incident.State.CLOSED
+    assert incident.closed_at == story.now()
+
+
+def test_between_good_and_bad_an_incident_stays_open() -> None:
+    story = Story()
+    story.judge(80)
+    story.judge(80)
+    for _ in range(10):
+        incident = story.judge(20)  # the bar to open is 30 %, the promise 5 %
+        assert incident is not None
+        assert incident.state == Incident.State.OPEN
+        assert incident.good_windows == 0
+
+
+def _closed() -> tuple[Story, Incident]:
+    story = Story()
+    incident = None
+    for bad in (80, 80, 0, 0, 0, 0):
+        incident = story.judge(bad)
+    assert incident is not None
+    assert incident.state == Incident.State.CLOSED
+    return story, incident
+
+
+def test_the_same_within_ten_minutes_reopens_it() -> None:
+    story, incident = _closed()
+    story.judge(80)
+    again = story.judge(80)
+    assert again is not None
+    assert again.pk == incident.pk
+    assert again.state == Incident.State.OPEN
+    assert again.reopened == 1
+    assert again.closed_at is None
+
+
+def test_the_same_after_ten_minutes_is_a_new_one() -> None:
+    story, incident = _closed()
+    story.window += 41
+    story.judge(80)
+    again = story.judge(80)
+    assert again is not None
+    assert again.pk != incident.pk
+
+
+def test_a_killed_pass_is_made_good_by_the_next_window() -> None:
+    """The window was judged and stored, and the process died before the incident was opened."""
+    story = Story()
+    story.judge(80)
+    story.judge(80, fresh=False)
+    assert not Incident.objects.exists()
+    assert story.judge(80) is not None
+    assert Incident.objects.get().bad_since == START
+
+
+def test_the_service_is_covered_by_its_engines_incident_and_the_reverse() -> None:
+    story = Story()
+    for _ in range(2):
+        story.judge(80)
+        assert story.judge(80, scope="", same_window=True) is None
+    assert Incident.objects.count() == 1
+    Incident.objects.all().delete()
+    story.window += 5
+    story.judge(80, scope="")
+    assert story.judge(80, scope="") is not None
+    story.judge(80)
+    assert story.judge(80) is None
+
+
+def test_a_burn_pair_opens_only_while_windows_are_not_good() -> None:
+    story = Story()
+    story.judge(1, scope="")
+    assert story.judge(1, scope="", firing=True) is None, "it has been put right already"
+    story.judge(20, scope="")
+    incident = story.judge(20, scope="", firing=True)
+    assert incident is not None
+    assert incident.trigger == "burn 1h/5m"
+
+
+@pytest.mark.parametrize(
+    ("bad", "total", "good"),
+    [(0, 1, True), (1, 1, False), (5, 100, True), (8, 100, True), (9, 100, False), (0, 0, False)],
+)
+def test_good_is_what_a_kept_promise_would_show(bad: int, total: int, good: bool) -> None:
+    assert window_is_good(Counts(total - bad, total), 0.95) is good
