@@ -1,0 +1,121 @@
+"""Engines for the tests: the scheduler with its runner in this process, or a whole process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+with warnings.catch_warnings():
+    # torch warns about a package that is installed beside it; that is not ours to fail on.
+    warnings.simplefilter("ignore")
+    import torch
+
+from engine.exec.rows import Rows
+from engine.exec.runner import Runner
+from engine.knobs import RuntimeConfig
+from engine.kv.allocator import PagedAllocator
+from engine.kv.pool import KVPool
+from engine.models.llama import SHAPES, Llama
+from engine.sched.request import Request
+from engine.sched.scheduler import Scheduler
+
+ROOT = Path(__file__).parents[2]
+START_S_MAX = 60
+
+
+@pytest.fixture(scope="session")
+def model() -> Llama:
+    torch.set_num_threads(1)
+    return Llama(SHAPES["1.3m"], seed=0, positions=512)
+
+
+@dataclass
+class Bench:
+    """A scheduler and a runner, stepped by hand."""
+
+    scheduler: Scheduler
+    runner: Runner
+
+    def generate(
+        self, requests: list[Request], config: RuntimeConfig
+    ) -> tuple[dict[str, list[int]], dict[str, list[torch.Tensor]]]:
+        """Runs all requests to their end: tokens and logits of each."""
+        for request in requests:
+            self.scheduler.add(request)
+        tokens: dict[str, list[int]] = {request.id: [] for request in requests}
+        logits: dict[str, list[torch.Tensor]] = {request.id: [] for request in requests}
+        while (plan := self.scheduler.plan(config, 1.0)) is not None:
+            sampled, rows = self.runner.forward(plan)
+            outcome = self.scheduler.commit(plan, sampled, 1.0, 2.0)
+            for request, token, row in zip(outcome.requests, outcome.tokens, rows, strict=True):
+                tokens[request.id].append(token)
+                logits[request.id].append(row.clone())
+        assert not self.scheduler.running
+        assert not self.scheduler.waiting
+        assert self.scheduler.allocator.allocated_blocks == 0
+        return tokens, logits
+
+
+def bench(model: Llama, *, blocks: int = 512) -> Bench:
+    shape = model.shape
+    rows = Rows(rows=64, model_len_max=512, block_size=16)
+    pool = KVPool(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        blocks=blocks,
+        block_size=16,
+    )
+    return Bench(Scheduler(rows, PagedAllocator(blocks)), Runner(model, pool, rows))
+
+
+def request(name: str, tokens: np.ndarray | list[int], max_tokens: int) -> Request:
+    return Request(
+        id=name,
+        tokens=np.array(tokens, np.int64),
+        max_tokens=max_tokens,
+        arrived=0.5,
+        ignore_eos=True,
+    )
+
+
+class EngineProcess:
+    """`python -m engine` on a free port."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "engine", "--port", "0", *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        assert self.process.stdout is not None
+        self.ready = self.process.stdout.readline()
+        if " on http://" not in self.ready:
+            _, errors = self.process.communicate(timeout=START_S_MAX)
+            raise AssertionError(f"the engine did not start: {self.ready}{errors}")
+        self.url = self.ready.split(" on ")[1].split(",")[0]
+
+    def stop(self, sig: int = signal.SIGTERM) -> int:
+        self.process.send_signal(sig)
+        _, self.errors = self.process.communicate(timeout=30)
+        return self.process.returncode
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """One default engine for the tests of a module."""
+    process = EngineProcess("--state", str(tmp_path_factory.mktemp("engine")))
+    yield process
+    process.stop()

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.config import EngineConfig
+from engine.observe import CHANGERS_MAX, Histogram, Metrics, Reading, steps_1_2_5
+
+# Sample names of vLLM 0.33.0 that this engine has too.
+VLLM = {
+    "vllm:num_requests_running": "gauge",
+    "vllm:num_requests_waiting": "gauge",
+    "vllm:kv_cache_usage_perc": "gauge",
+    "vllm:num_preemptions": "counter",
+    "vllm:prompt_tokens": "counter",
+    "vllm:generation_tokens": "counter",
+    "vllm:request_success": "counter",
+    "vllm:admission_rejections": "counter",
+    "vllm:time_to_first_token_seconds": "histogram",
+    "vllm:inter_token_latency_seconds": "histogram",
+    "vllm:request_time_per_output_token_seconds": "histogram",
+    "vllm:e2e_request_latency_seconds": "histogram",
+    "vllm:request_queue_time_seconds": "histogram",
+    "vllm:request_inference_time_seconds": "histogram",
+    "vllm:request_prefill_time_seconds": "histogram",
+    "vllm:request_decode_time_seconds": "histogram",
+    "vllm:request_prompt_tokens": "histogram",
+    "vllm:request_generation_tokens": "histogram",
+    "vllm:request_params_max_tokens": "histogram",
+    "vllm:request_num_preemptions": "histogram",
+    "vllm:iteration_tokens_total": "histogram",
+    "vllm:cache_config_info": "gauge",
+}
+OURS = {
+    "engine:config_version": "gauge",
+    "engine:knob": "gauge",
+    "engine:step_seconds": "histogram",
+    "engine:step_prefill_tokens": "counter",
+    "engine:step_decode_tokens": "counter",
+    "engine:steps": "counter",
+    "engine:busy_seconds": "counter",
+    "engine:requests_received": "counter",
+    "engine:requests_failed": "counter",
+    "engine:config_changes": "counter",
+}
+
+
+def metrics() -> Metrics:
+    reading = Reading(3, 5, 0.25, 7, {"max_num_seqs": 32}, 0)
+    return Metrics(EngineConfig(), lambda: reading)
+
+
+def test_the_exposition_has_vllms_names_types_and_labels() -> None:
+    families = {f.name: f for f in text_string_to_metric_families(metrics().render().decode())}
+    for name, kind in (VLLM | OURS).items():
+        assert families[name].type == kind, name
+        for sample in families[name].samples:
+            assert sample.labels["model_name"] == "llama-1.3m"
+            assert sample.labels["engine"] == "engine-0"
+    assert families["vllm:num_requests_waiting"].samples[0].value == 5
+    ttft = families["vllm:time_to_first_token_seconds"].samples
+    assert [s.labels["le"] for s in ttft if s.name.endswith("_bucket")][:3] == [
+        "0.001",
+        "0.005",
+        "0.01",
+    ]
+
+
+def test_a_histogram_counts_like_prometheus_does() -> None:
+    histogram = Histogram((1, 2, 5))
+    histogram.observe(np.array([0.5, 1.0, 1.5, 9.0]))
+    histogram.add(2.0)
+    assert histogram.buckets() == [("1.0", 2), ("2.0", 4), ("5.0", 4), ("+Inf", 5)]
+    assert histogram.sum == 14.0
+
+
+def test_token_buckets_grow_as_vllms_do() -> None:
+    assert steps_1_2_5(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert steps_1_2_5(2048)[-1] == 2000
+
+
+def test_who_changed_the_configuration_is_a_bounded_label() -> None:
+    subject = metrics()
+    subject.config_changed("agent/action-17")
+    subject.config_changed("agent action-18")
+    assert subject.changes == {"agent": 2}
+    for i in range(50):
+        subject.config_changed(f"someone-{i}")
+    assert len(subject.changes) == CHANGERS_MAX + 1
+    assert sum(subject.changes.values()) == 52

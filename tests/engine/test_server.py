@@ -1,0 +1,322 @@
+"""A whole engine process, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.replay import Replayer, Status, arrivals, calibrate, summarise
+from tests.engine.conftest import ROOT, EngineProcess
+
+pytestmark = pytest.mark.processes
+
+
+def samples(url: str) -> dict[str, float]:
+    """Sums over all labels, by sample name."""
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+        for sample in family.samples:
+            totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+    return totals
+
+
+def conserved(url: str) -> bool:
+    seen = samples(url)
+    ended = (
+        seen["vllm:request_success_total"]
+        + seen["engine:requests_failed_total"]
+        + seen["vllm:admission_rejections_total"]
+    )
+    flying = seen["vllm:num_requests_running"] + seen["vllm:num_requests_waiting"]
+    return seen["engine:requests_received_total"] == ended + flying
+
+
+def eventually(condition: Any, within_s: float = 10.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def complete(url: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{url}/v1/completions", json={"temperature": 0, **body}, timeout=30)
+
+
+def test_a_streamed_answer_has_the_text_and_the_usage_of_the_whole_one(
+    engine: EngineProcess,
+) -> None:
+    body = {"prompt": "once upon a time", "max_tokens": 40, "ignore_eos": True}
+    whole = complete(engine.url, **body).json()
+    parts = events(
+        complete(engine.url, **body, stream=True, stream_options={"include_usage": True})
+    )
+    text = "".join(part["choices"][0]["text"] for part in parts[:-1])
+    assert text == whole["choices"][0]["text"]
+    assert parts[-2]["choices"][0]["finish_reason"] == "length"
+    assert parts[-1]["choices"] == []
+    usage = {"prompt_tokens": 17, "completion_tokens": 40, "total_tokens": 57}
+    assert parts[-1]["usage"] == whole["usage"] == usage
+
+
+def test_text_and_its_token_ids_are_the_same_prompt(engine: EngineProcess) -> None:
+    text = complete(engine.url, prompt="abc", max_tokens=8).json()
+    ids = complete(engine.url, prompt=[256, 97, 98, 99], max_tokens=8).json()
+    assert text["choices"] == ids["choices"]
+
+
+def test_a_chat_streams_deltas_that_begin_with_the_role(engine: EngineProcess) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 6,
+        "temperature": 0,
+        "stream": True,
+    }
+    parts = events(httpx.post(f"{engine.url}/v1/chat/completions", json=body))
+    assert parts[0]["object"] == "chat.completion.chunk"
+    assert parts[0]["choices"][0]["delta"]["role"] == "assistant"
+    whole = httpx.post(f"{engine.url}/v1/chat/completions", json={**body, "stream": False}).json()
+    text = "".join(part["choices"][0]["delta"]["content"] for part in parts)
+    assert whole["choices"][0]["message"] == {"role": "assistant", "content": text}
+
+
+def test_a_seeded_sample_repeats_and_another_seed_differs(engine: EngineProcess) -> None:
+    def text(seed: int) -> str:
+        body = {"prompt": "abc", "max_tokens": 30, "temperature": 1.0, "seed": seed}
+        return str(complete(engine.url, **body).json()["choices"][0]["text"])
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(engine: EngineProcess) -> None:
+    body: dict[str, Any] = {"prompt": "zebra", "max_tokens": 60, "ignore_eos": True}
+    text = complete(engine.url, **body).json()["choices"][0]["text"]
+    stop = next(c for c in text[4:] if c.isascii())
+    for stream in (False, True):
+        answer = complete(engine.url, **body, stop=[stop], stream=stream)
+        if stream:
+            parts = events(answer)
+            got = "".join(part["choices"][0]["text"] for part in parts)
+            reason = parts[-1]["choices"][0]["finish_reason"]
+        else:
+            choice = answer.json()["choices"][0]
+            got, reason = choice["text"], choice["finish_reason"]
+        assert reason == "stop"
+        assert got == text[: text.index(stop)]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"prompt": "a" * 3000}, 400, "limit (max_model_len) of 2048 tokens"),
+        ({"prompt": "a", "max_tokens": 2048}, 400, "limit (max_model_len) of 2048 tokens"),
+        ({"prompt": []}, 400, "prompt: want one text, or one non-empty list of token ids"),
+        ({"prompt": [9999]}, 400, "token ids must lie in 0 to 261"),
+        ({"prompt": "a", "n": 2}, 400, "n: got 2, this engine supports only 1"),
+        ({"prompt": "a", "temperature": 9}, 400, "temperature: got 9, allowed: 0.0 to 2.0"),
+        ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens: got 0, allowed: integers from 1 on"),
+        ({"prompt": "a", "model": "gpt-9"}, 404, "got 'gpt-9', served: llama-1.3m"),
+    ],
+)
+def test_a_wrong_request_is_answered_with_the_field_and_what_is_allowed(
+    engine: EngineProcess, body: dict[str, Any], status: int, words: str
+) -> None:
+    answer = complete(engine.url, **body)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert set(error) == {"code", "message", "param"}
+    assert words in error["message"]
+
+
+def test_unknown_paths_methods_and_bodies_have_the_error_shape(engine: EngineProcess) -> None:
+    for answer, status in (
+        (httpx.get(f"{engine.url}/nowhere"), 404),
+        (httpx.get(f"{engine.url}/v1/completions"), 405),
+        (httpx.post(f"{engine.url}/v1/completions", content=b"not json"), 400),
+        (httpx.post(f"{engine.url}/v1/completions", content=b"x" * 1_100_000), 413),
+    ):
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"code", "message", "param"}
+
+
+def test_health_and_models_say_what_is_served(engine: EngineProcess) -> None:
+    for path in ("/health", "/healthz"):
+        assert httpx.get(engine.url + path).json()["status"] == "ok"
+    models = httpx.get(f"{engine.url}/v1/models").json()["data"]
+    assert [(m["id"], m["max_model_len"]) for m in models] == [("llama-1.3m", 2048)]
+
+
+def test_a_client_that_goes_away_cancels_its_request(engine: EngineProcess) -> None:
+    body = {"prompt": "a", "max_tokens": 2000, "stream": True, "ignore_eos": True}
+    before = samples(engine.url)["vllm:generation_tokens_total"]
+    with httpx.stream("POST", f"{engine.url}/v1/completions", json=body) as answer:
+        next(answer.iter_bytes())
+    eventually(lambda: samples(engine.url)["vllm:num_requests_running"] == 0)
+    assert samples(engine.url)["vllm:generation_tokens_total"] - before < 2000
+    assert conserved(engine.url)
+
+
+def test_runtime_config_is_changed_by_compare_and_set(engine: EngineProcess) -> None:
+    url = f"{engine.url}/v1/runtime_config"
+    before = httpx.get(url)
+    version = before.json()["config_version"]
+    assert before.headers["etag"] == f'"{version}"'
+    match = {"If-Match": before.headers["etag"], "X-Changed-By": "agent/test"}
+    changed = httpx.patch(url, json={"max_num_seqs": 64}, headers=match)
+    assert changed.status_code == 200
+    assert changed.json()["config_version"] == version + 1
+    assert changed.json()["values"]["max_num_seqs"] == 64
+    assert changed.json()["changed_by"] == "agent/test"
+    assert changed.json()["knobs"]["max_num_seqs"]["value"] == 64
+    assert httpx.get(url).json() == changed.json()
+    assert samples(engine.url)["engine:config_version"] == version + 1
+    current = {"If-Match": changed.headers["etag"]}
+    for headers, body, status, words in (
+        (match, {"max_num_seqs": 8}, 412, f"current is {version + 1}"),
+        ({}, {"max_num_seqs": 8}, 428, "If-Match"),
+        ({"If-Match": "seven"}, {"max_num_seqs": 8}, 400, "If-Match: got seven"),
+        (current, {"nonsense": 8}, 400, "no such knob"),
+        (current, {"max_num_seqs": "8"}, 400, "want int"),
+        (current, {"max_num_seqs": 257}, 422, "allowed: 1 to 256 requests"),
+    ):
+        answer = httpx.patch(url, json=body, headers=headers)
+        assert answer.status_code == status
+        assert words in answer.json()["error"]["message"]
+    assert httpx.get(url).json()["config_version"] == version + 1
+
+
+def test_paused_it_finishes_what_runs_and_resumed_it_goes_on(engine: EngineProcess) -> None:
+    assert httpx.post(f"{engine.url}/pause?mode=wait").json()["paused"] is True
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(complete, engine.url, prompt="a", max_tokens=4)
+        eventually(lambda: samples(engine.url)["vllm:num_requests_waiting"] == 1)
+        assert not waiting.done()
+        httpx.post(f"{engine.url}/resume")
+        assert waiting.result().status_code == 200
+    assert httpx.post(f"{engine.url}/pause?mode=abort").status_code == 400
+
+
+def test_a_full_queue_says_429_and_when_to_come_back(tmp_path: Path) -> None:
+    engine = EngineProcess("--queue-requests-max", "2")
+    try:
+        httpx.post(f"{engine.url}/pause")
+        with ThreadPoolExecutor(2) as pool:
+            queued = [pool.submit(complete, engine.url, prompt="a", max_tokens=2) for _ in "ab"]
+            eventually(lambda: samples(engine.url)["vllm:num_requests_waiting"] == 2)
+            refused = complete(engine.url, prompt="a", max_tokens=2)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["code"] == "max_num_queued_reqs"
+            assert "2 requests are waiting, allowed: 2" in refused.json()["error"]["message"]
+            httpx.post(f"{engine.url}/resume")
+            assert [one.result().status_code for one in queued] == [200, 200]
+        assert conserved(engine.url)
+    finally:
+        engine.stop()
+
+
+def test_changes_under_load_lose_no_request(engine: EngineProcess) -> None:
+    url = f"{engine.url}/v1/runtime_config"
+    load = arrivals(1, [(3.0, 50.0)])
+
+    async def run() -> Replayer:
+        replayer = Replayer(engine.url)
+        running = asyncio.create_task(replayer.run(load))
+        async with httpx.AsyncClient() as client:
+            for value in (4, 128, 1, 64, 32):
+                await asyncio.sleep(0.5)
+                etag = (await client.get(url)).headers["etag"]
+                body = {"max_num_seqs": value, "prefill_chunk_tokens": 32 * value}
+                answer = await client.patch(url, json=body, headers={"If-Match": etag})
+                assert answer.status_code == 200
+        await running
+        return replayer
+
+    replayer = asyncio.run(run())
+    summary = summarise(replayer.records, replayer.unsolicited)
+    assert summary.counts[Status.OK] == summary.sent == len(load)
+    assert summary.duplicated == 0
+    for record in replayer.records:
+        assert record.tokens == record.request.output_tokens
+    assert conserved(engine.url)
+    assert samples(engine.url)["vllm:num_preemptions_total"] == 0
+
+
+def test_calibration_finds_what_the_engine_sustains(engine: EngineProcess) -> None:
+    capacity = asyncio.run(calibrate(engine.url, seconds=2.0, concurrency=16))
+    assert capacity.requests_per_s > 1
+    assert capacity.tokens_per_s > capacity.requests_per_s
+
+
+def test_a_killed_engine_interrupts_requests_and_comes_back_with_its_configuration(
+    tmp_path: Path,
+) -> None:
+    first = EngineProcess("--state", str(tmp_path))
+    url = f"{first.url}/v1/runtime_config"
+    body = {"max_num_seqs": 8, "max_wait_ms": 10}
+    assert httpx.patch(url, json=body, headers={"If-Match": '"1"'}).status_code == 200
+
+    async def run() -> Replayer:
+        replayer = Replayer(first.url, answer_s_max=10)
+        running = asyncio.create_task(replayer.run(arrivals(2, [(2.0, 60.0)])))
+        await asyncio.sleep(1.0)
+        first.process.send_signal(signal.SIGKILL)
+        await running
+        return replayer
+
+    summary = summarise(asyncio.run(run()).records)
+    first.process.communicate(timeout=10)
+    assert summary.counts[Status.INTERRUPTED] > 0
+    assert summary.counts[Status.LOST] == 0
+    assert summary.counts[Status.OK] + summary.counts[Status.INTERRUPTED] == summary.sent
+    second = EngineProcess("--state", str(tmp_path))
+    try:
+        again = httpx.get(f"{second.url}/v1/runtime_config").json()
+        assert again["config_version"] == 2
+        assert again["values"]["max_num_seqs"] == 8
+        assert again["values"]["max_wait_ms"] == 10
+    finally:
+        second.stop()
+
+
+def test_on_sigterm_running_requests_are_finished_and_the_process_ends_cleanly() -> None:
+    engine = EngineProcess()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(complete, engine.url, prompt="a", max_tokens=400, ignore_eos=True)
+        eventually(lambda: samples(engine.url)["vllm:num_requests_running"] == 1)
+        assert engine.stop() == 0
+        assert running.result().json()["usage"]["completion_tokens"] == 400
+
+
+def test_a_taken_port_is_an_error_with_its_remedy() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = subprocess.run(
+            [sys.executable, "-m", "engine", "--port", str(port)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert result.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+    assert "--port" in result.stderr
