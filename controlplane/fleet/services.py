@@ -126,9 +126,8 @@ def _node_hear(tenant: Tenant, request: protocol.SyncRequest, now: datetime) -> 
     overtaken = (
         node.sent_at is not None
         and node.boot_id == request.boot_id
-        and timedelta(0) <= node.sent_at - sent_at <= OVERTAKEN_WITHIN
+        and timedelta(0) < node.sent_at - sent_at <= OVERTAKEN_WITHIN
     )
-    # The same heartbeat twice is overtaken too: its facts are known.
     if overtaken:
         Node.objects.filter(pk=node.pk).update(last_seen_at=now)
         return node
