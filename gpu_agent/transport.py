@@ -52,26 +52,23 @@ class Connection:
         """Raises OSError when there is no answer; every other outcome is an `Answer`."""
         reused = self._open is not None
         try:
-            return self._post(path, body, headers)
-        except (http.client.RemoteDisconnected, ConnectionError):
-            self.close()
+            return self._try(path, body, headers)
+        except ConnectionError:
             # A server may close an idle connection at any time; what we post is safe twice.
             if not reused:
                 raise
-        except http.client.HTTPException as error:
-            self.close()
-            raise OSError(f"{self.url}: {error!r}") from error
-        except OSError:
-            self.close()
-            raise
+        return self._try(path, body, headers)
+
+    def _try(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+        """One post; a connection that failed in any way is not used again."""
         try:
             return self._post(path, body, headers)
-        except http.client.HTTPException as error:
-            self.close()
-            raise OSError(f"{self.url}: {error!r}") from error
         except OSError:
             self.close()
             raise
+        except http.client.HTTPException as error:
+            self.close()
+            raise OSError(f"{self.url}: {error!r}") from error
 
     def _post(self, path: str, body: bytes, headers: dict[str, str]) -> Answer:
         connection = self._open
@@ -102,6 +99,7 @@ class Connection:
                 raise OSError(f"{self.url}: answer not complete within {self.timeout_s} s")
         if response.length:
             raise OSError(f"{self.url}: answer broke off, {response.length} bytes short")
+        response.close()  # read1 does not notice the end itself, and the connection waits for it
         return bytes(answer)
 
     def close(self) -> None:

@@ -48,23 +48,27 @@ class ReferenceEngine(EngineAdapter):
         parts = urlsplit(self.url)
         https = parts.scheme == "https"
         kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
-        deadline = time.monotonic() + self.timeout_s
-        with contextlib.closing(kind(parts.netloc, timeout=self.timeout_s)) as connection:
-            try:
+        try:
+            with contextlib.closing(kind(parts.netloc, timeout=self.timeout_s)) as connection:
                 connection.request(method, f"{parts.path}{PATH}", body=body, headers=headers)
-                response = connection.getresponse()
-                answer = bytearray()
-                while chunk := response.read1(65_536):
-                    answer += chunk
-                    if len(answer) > ANSWER_BYTES_MAX:
-                        raise Unreachable(f"{self.url}{PATH}: more than {ANSWER_BYTES_MAX} bytes")
-                    if time.monotonic() > deadline:
-                        raise Unreachable(f"{self.url}{PATH}: no answer within {self.timeout_s} s")
-                if response.length:
-                    raise Unreachable(f"{self.url}{PATH}: the answer broke off")
-            except (OSError, http.client.HTTPException) as error:
-                raise Unreachable(f"{self.url}{PATH}: {error or type(error).__name__}") from error
-        return response.status, bytes(answer)
+                with connection.getresponse() as response:
+                    return response.status, self._body(response)
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            raise Unreachable(f"{self.url}{PATH}: {reason}") from error
+
+    def _body(self, response: http.client.HTTPResponse) -> bytes:
+        deadline = time.monotonic() + self.timeout_s
+        answer = bytearray()
+        while chunk := response.read1(65_536):
+            answer += chunk
+            if len(answer) > ANSWER_BYTES_MAX:
+                raise Unreachable(f"{self.url}{PATH}: more than {ANSWER_BYTES_MAX} bytes")
+            if time.monotonic() > deadline:
+                raise Unreachable(f"{self.url}{PATH}: no answer within {self.timeout_s} s")
+        if response.length:
+            raise Unreachable(f"{self.url}{PATH}: the answer broke off")
+        return bytes(answer)
 
     def _state(self, status: int, body: bytes) -> EngineState:
         if status != 200:

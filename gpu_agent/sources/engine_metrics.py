@@ -275,13 +275,13 @@ class EngineMetrics(Source):
     def collect(self) -> Reading:
         page = Exposition()
         began_ns = time.time_ns()
-        with contextlib.closing(_connection(self.url, self.timeout_s)) as connection:
-            try:
+        try:
+            with contextlib.closing(_connection(self.url, self.timeout_s)) as connection:
                 for line in self._lines(connection):
                     page.feed(line)
-            except (OSError, http.client.HTTPException) as error:
-                reason = str(error) or type(error).__name__
-                raise SourceError(f"{self.url}/metrics: {reason}") from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            raise SourceError(f"{self.url}/metrics: {reason}") from error
         families = page.families()
         notes = {
             "lines_bad": page.lines_bad,
@@ -291,19 +291,16 @@ class EngineMetrics(Source):
         return Reading(self._resource, began_ns, families, page.start_ns(), notes)
 
     def _lines(self, connection: http.client.HTTPConnection) -> Iterator[str]:
-        connection.request(
-            "GET",
-            f"{urlsplit(self.url).path}/metrics",
-            headers={"Accept": "text/plain;version=0.0.4"},
-        )
-        response = connection.getresponse()
-        if response.status != 200:
-            raise SourceError(f"{self.url}/metrics: HTTP {response.status}, want 200")
+        path = f"{urlsplit(self.url).path}/metrics"
+        connection.request("GET", path, headers={"Accept": "text/plain;version=0.0.4"})
+        with connection.getresponse() as response:
+            if response.status != 200:
+                raise SourceError(f"{self.url}/metrics: HTTP {response.status}, want 200")
+            yield from self._bounded(response)
+
+    def _bounded(self, lines: http.client.HTTPResponse) -> Iterator[str]:
         # The socket's timeout bounds each read; the deadline bounds a page that only drips.
         deadline = time.monotonic() + self.timeout_s
-        return self._bounded(response, deadline)
-
-    def _bounded(self, lines: http.client.HTTPResponse, deadline: float) -> Iterator[str]:
         size = 0
         count = 0
         while line := lines.readline(LINE_BYTES_MAX + 1):

@@ -171,7 +171,7 @@ class ControlPlane(Server):
         self.metrics: list[ExportMetricsServiceRequest] = []
         self.batch_ids: list[str] = []
         self.tokens: set[str] = set()
-        self.otlp_answer = (200, {})
+        self.otlp_answer: tuple[int, dict[str, str]] = (200, {})
         self.accepting = True
 
     def serve(self, request: Quiet, method: str) -> None:

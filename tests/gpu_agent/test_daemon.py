@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,9 @@ from .servers import ControlPlane, EngineServer
 pytestmark = pytest.mark.processes
 
 
-def metrics(control_plane: ControlPlane) -> dict[str, tuple[str, dict[str, str]]]:
+def metrics(control_plane: ControlPlane) -> dict[str, tuple[str | None, dict[str, str]]]:
     """Metric name → its kind and its resource's attributes."""
-    found = {}
+    found: dict[str, tuple[str | None, dict[str, str]]] = {}
     for message in list(control_plane.metrics):
         for resource in message.resource_metrics:
             labels = {a.key: a.value.string_value for a in resource.resource.attributes}
@@ -72,7 +73,7 @@ def test_health_tells_since_when_each_part_is_good_or_bad(
     )
     engine.down = True
 
-    def health() -> dict[str, dict[str, dict[str, str]]]:
+    def health() -> Any:
         with urllib.request.urlopen(url) as answer:
             return json.load(answer)
 
@@ -86,12 +87,14 @@ def test_health_tells_since_when_each_part_is_good_or_bad(
 
 
 def test_identity_outlives_a_restart(agent: AgentProcess, control_plane: ControlPlane) -> None:
+    seen: set[str] = set()
     for _ in range(2):
         agent.start()
-        seen = len(control_plane.requests)
-        wait_for(lambda seen=seen: len(control_plane.requests) > seen)
+        control_plane.requests.clear()
+        wait_for(lambda: control_plane.requests)
+        seen.add(control_plane.requests[0].agent_id)
         agent.terminate()
-    assert len({request.agent_id for request in control_plane.requests}) == 1
+    assert len(seen) == 1
 
 
 def test_a_slow_receiver_does_not_delay_the_heartbeat(
@@ -150,6 +153,7 @@ def test_a_wrong_bounds_file_fails_the_start(agent: AgentProcess, tmp_path: Path
 def test_plug_ins_are_found_and_described() -> None:
     assert set(source_classes()) == {"nvml", "engine_metrics"}
     assert set(adapter_classes()) == {"reference"}
-    for found in (*source_classes().values(), *adapter_classes().values()):
+    plug_ins: list[Any] = [*source_classes().values(), *adapter_classes().values()]
+    for found in plug_ins:
         assert found.label
         assert found.__doc__
