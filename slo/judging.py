@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache, partial
+from functools import cache
 
 from django.conf import settings
 from django.db import transaction
@@ -107,11 +107,13 @@ def _judge(
     counts = _counts(shares, grid, of_spans=bool(indicator.span(objective.spec)))
     carried = _scopes_alive(objective, newest)
     scopes = _scopes(counts, carried, engines)
-    seen = _seen(reader, indicator, objective, now)
+    seen = {scope: _seen(reader, indicator, objective, scope, now) for scope in scopes}
+    # An engine leaves the scopes only when it is missing, so they hold whatever was seen.
+    known = [at for at in seen.values() if at is not None]
+    seen[""] = max(known) if known else _seen(reader, indicator, objective, "", now)
     nothing: list[Counts | None] = [None] * grid.count
     measured = {
-        scope: _measured(grid, counts.get(scope, nothing), partial(seen, scope), now)
-        for scope in scopes
+        scope: _measured(grid, counts.get(scope, nothing), at, now) for scope, at in seen.items()
     }
     with transaction.atomic():
         booked = {
@@ -205,42 +207,40 @@ def _scopes(counts: Mapping[str, object], carried: set[str], engines: Sequence[s
     first = sorted(names, key=lambda name: (name not in engines, name not in carried, name))
     if len(first) > SCOPES_PER_OBJECTIVE_MAX:
         logger.warning("%d engines seen, %d judged", len(first), SCOPES_PER_OBJECTIVE_MAX)
-    return [*first[:SCOPES_PER_OBJECTIVE_MAX], ""]
+    return first[:SCOPES_PER_OBJECTIVE_MAX]
 
 
 def _seen(
-    reader: Reader, indicator: Indicator, objective: Objective, now: datetime
-) -> Callable[[str], datetime | None]:
-    """When a scope was last heard of, asked at most once a pass; None: not within an hour."""
-
-    @cache
-    def seen(scope: str) -> datetime | None:
-        if name := indicator.span(objective.spec):
-            spans = reader.spans(
-                now - SPAN_SEEN_WITHIN,
-                now,
-                service=objective.service,
-                instance=scope or None,
-                name=name,
-                limit=1,
-            )
-            # A quiet exporter and a broken one look alike, so spans are never stale.
-            return now if spans else None
-        where = {"service": objective.service} | ({"instance": scope} if scope else {})
-        times = (reader.last_seen(m, where=where) for m in indicator.families(objective.spec))
-        return max((t for t in times if t is not None), default=None)
-
-    return seen
+    reader: Reader, indicator: Indicator, objective: Objective, scope: str, now: datetime
+) -> datetime | None:
+    """When a scope ("": any engine) was last heard of; None: not within an hour."""
+    if name := indicator.span(objective.spec):
+        spans = reader.spans(
+            now - SPAN_SEEN_WITHIN,
+            now,
+            service=objective.service,
+            instance=scope or None,
+            name=name,
+            limit=1,
+        )
+        # A quiet exporter and a broken one look alike, so spans are never stale.
+        return now if spans else None
+    where = {"service": objective.service} | ({"instance": scope} if scope else {})
+    newest: datetime | None = None
+    for metric in indicator.families(objective.spec):
+        at = reader.last_seen(metric, where=where)
+        newest = max(newest or at, at) if at else newest
+        # One scrape brings all families, so a fresh one answers for the others.
+        if newest is not None and now - newest <= _stale_after():
+            break
+    return newest
 
 
 def _measured(
-    grid: Grid,
-    counts: Sequence[Counts | None],
-    seen: Callable[[], datetime | None],
-    now: datetime,
+    grid: Grid, counts: Sequence[Counts | None], seen: datetime | None, now: datetime
 ) -> list[Measured]:
     return [
-        Measured(end, one, _signal(one, end, seen(), now))
+        Measured(end, one, _signal(one, end, seen, now))
         for end, one in zip(grid.ends(), counts, strict=True)
     ]
 
@@ -252,12 +252,15 @@ def _signal(
     scrapes ago or more; no_traffic: measured, and nothing happened."""
     if counts is None:
         return Signal.MISSING if seen is None else Signal.STALE
-    stale_after = timedelta(seconds=STALE_AFTER_SCRAPES * settings.TRIMTAB_SCRAPE_S)
-    if seen is not None and seen < window_end and now - seen > stale_after:
+    if seen is not None and seen < window_end and now - seen > _stale_after():
         return Signal.STALE
     if counts.total > 0:
         return Signal.OK
     return Signal.MISSING if seen is None else Signal.NO_TRAFFIC
+
+
+def _stale_after() -> timedelta:
+    return timedelta(seconds=STALE_AFTER_SCRAPES * settings.TRIMTAB_SCRAPE_S)
 
 
 def pairs_at(objective: Objective, end: datetime, *, trusted: bool) -> tuple[PairState, ...]:

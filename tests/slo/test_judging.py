@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from django.db import connection
 from pytest_django import Settings
 
 from controlplane.accounts.models import Tenant
@@ -256,3 +259,33 @@ def test_disabled_objectives_and_other_tenants_are_left_alone(
     an_objective(tenant, slug="off", enabled=False)
     judgements = judge(tenant, reader, Engine(reader).serve(10, 0))
     assert {j.objective.pk for j in judgements} == {objective.pk}
+
+
+def test_a_kill_between_any_two_statements_costs_no_event(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    engine = Engine(reader)
+    judge(tenant, reader, engine.serve(9, 1))
+    end = engine.serve(9, 1, windows=2)
+    before, killed_at, left = list(Reading.objects.values()), 0, 0
+
+    def kill(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        nonlocal left
+        if "SAVEPOINT" not in sql:  # commit and rollback are the database's own promise
+            left -= 1
+            if left == -1:
+                raise KeyboardInterrupt
+        return execute(sql, *rest)
+
+    while True:
+        left = killed_at
+        try:
+            with connection.execute_wrapper(kill):
+                judgements = judge(tenant, reader, end)
+            break
+        except KeyboardInterrupt:
+            assert list(Reading.objects.values()) == before
+            killed_at += 1
+    assert killed_at > 10
+    assert [(j.scope, j.fresh) for j in judgements] == [("engine-0", True), ("", True)] * 2
+    assert counts_between(objective, "", START - WINDOW, end) == Counts(27, 30)
