@@ -18,12 +18,11 @@ from tracing import sql, wiring
 from tracing.store.store import Parameter, Store
 from tracing.types import Grid, HistogramSeries, Labels, Reader, Series, ShareSeries, Span
 from tracing.windows import (
+    Floats,
     Ints,
     Samples,
     add_up,
-    milliseconds,
     reduce_over,
-    shared_bounds,
     split_buckets,
     steps,
     window_of,
@@ -79,8 +78,7 @@ class StoreReader:
     def increase(
         self, metric: str, grid: Grid, *, where: Labels | None = None, by: Sequence[str] = ()
     ) -> list[Series]:
-        catalogue = self._catalogue(metric, where)
-        samples, window, grown = self._growth(metric, where, grid, catalogue)
+        samples, window, grown, catalogue = self._growth((metric,), where or {}, grid)
         groups, row = _grouped(samples, window, catalogue, by)
         totals = add_up(grown, row, window, (len(groups), grid.count))
         return _as_series(groups, totals, by)
@@ -96,8 +94,8 @@ class StoreReader:
     ) -> list[Series]:
         if over not in OVERS:
             raise ValueError(f"over={over!r}, allowed: {', '.join(OVERS)}")
-        catalogue = self._catalogue(metric, where)
-        samples = self._samples(metric, where, grid.start, grid.end)
+        catalogue = self._catalogue((metric,), where or {})
+        samples = self._samples((metric,), where or {}, grid.start, grid.end)
         samples, window = reduce_over(samples, window_of(samples.time_ms, grid), over)
         groups, row = _grouped(samples, window, catalogue, by)
         totals = add_up(samples.value, row, window, (len(groups), grid.count))
@@ -106,44 +104,37 @@ class StoreReader:
     def histogram(
         self, metric: str, grid: Grid, *, where: Labels | None = None, by: Sequence[str] = ()
     ) -> list[HistogramSeries]:
-        name = f"{metric}_bucket"
-        catalogue = self._catalogue(name, where)
-        samples, window, grown = self._growth(name, where, grid, catalogue)
+        if "le" in {*by, *(where or {})}:
+            raise ValueError(
+                "a histogram cannot be asked for by 'le'; its bounds are in the answer"
+            )
+        metrics = (f"{metric}_bucket", f"{metric}_sum")
+        samples, window, grown, catalogue = self._growth(metrics, where or {}, grid)
+        # A bucket's cell is its group and `le`, the sum's is its group and "".
         cells, row = _grouped(samples, window, catalogue, (*by, "le"))
         totals = add_up(grown, row, window, (len(cells), grid.count))
-        sums = {tuple(s.labels.values()): s.values for s in self._sums(metric, grid, where, by)}
-        unmeasured = [math.nan] * grid.count
+        unmeasured = np.full(grid.count, math.nan)
         return [
             HistogramSeries(
                 labels=dict(zip(by, key, strict=True)),
-                bounds=bounds,
+                bounds=[float(le) for le in edges[:-1]],
                 counts=split_buckets(
                     np.array([totals[cells[(*key, le)]] for le in edges])
                 ).tolist(),
-                sums=sums.get(key, unmeasured),
+                sums=(totals[cells[(*key, "")]] if (*key, "") in cells else unmeasured).tolist(),
             )
-            for key, bounds, edges in _bucket_rows(samples, catalogue, cells, by)
+            for key, edges in _bucket_edges(samples, catalogue, cells, by)
         ]
-
-    def _sums(
-        self, metric: str, grid: Grid, where: Labels | None, by: Sequence[str]
-    ) -> list[Series]:
-        rest = {key: value for key, value in (where or {}).items() if key != "le"}
-        return self.increase(f"{metric}_sum", grid, where=rest, by=by)
 
     def last_seen(self, metric: str, *, where: Labels | None = None) -> datetime | None:
+        since = datetime.now(UTC) - LAST_SEEN
         # A histogram is asked for without suffix; its count is there whenever it is.
-        newest = [
-            self._rows(
-                sql.LAST_SEEN,
-                where,
-                metric=name,
-                since_ms=milliseconds((datetime.now(UTC) - LAST_SEEN).timestamp()),
-            )[0]["newest_ms"]
-            for name in (metric, f"{metric}_count")
-        ]
-        found = max(newest)
-        return datetime.fromtimestamp(found / 1000, UTC) if found else None
+        metrics = (metric, f"{metric}_count")
+        rows = self._rows(
+            sql.LAST_SEEN, metrics, where or {}, "series", since_ms=_milliseconds(since)
+        )
+        newest_ms = rows[0]["newest_ms"]
+        return datetime.fromtimestamp(newest_ms / 1000, UTC) if newest_ms else None
 
     # --- spans ---------------------------------------------------------------------------------
 
@@ -224,41 +215,58 @@ class StoreReader:
 
     # --- from the store ------------------------------------------------------------------------
 
-    def _rows(self, text: str, where: Labels | None, **values: Parameter) -> list[dict[str, Any]]:
-        condition, parameters = sql.where(where or {})
-        rows = self._store.query(
-            text.replace(sql.LABELS, condition), {**parameters, "tenant": self._tenant, **values}
+    def _table(
+        self,
+        text: str,
+        metrics: Sequence[str],
+        where: Labels,
+        column: str,
+        **values: Parameter,
+    ) -> Any:
+        text, parameters = sql.labelled(text, where, column)
+        return self._store.query(
+            text, {**parameters, "tenant": self._tenant, "metrics": metrics, **values}
         )
-        found: list[dict[str, Any]] = rows.to_pylist()
+
+    def _rows(
+        self,
+        text: str,
+        metrics: Sequence[str],
+        where: Labels,
+        column: str,
+        **values: Parameter,
+    ) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._table(
+            text, metrics, where, column, **values
+        ).to_pylist()
         return found
 
-    def _catalogue(self, metric: str, where: Labels | None) -> dict[int, _Entry]:
+    def _catalogue(self, metrics: Sequence[str], where: Labels) -> dict[int, _Entry]:
         return {
             row["series"]: _Entry(dict(row["labels"]), row["first_ms"], row["known_ms"])
-            for row in self._rows(sql.CATALOGUE, where, metric=metric)
+            for row in self._rows(sql.CATALOGUE, metrics, where, "labels")
         }
 
     def _samples(
-        self, metric: str, where: Labels | None, after: datetime, until: datetime
+        self, metrics: Sequence[str], where: Labels, after: datetime, until: datetime
     ) -> Samples:
-        condition, parameters = sql.where(where or {})
-        table = self._store.query(
-            sql.SAMPLES.replace(sql.LABELS, condition),
-            {
-                **parameters,
-                "tenant": self._tenant,
-                "metric": metric,
-                "after_ms": milliseconds(after.timestamp()),
-                "until_ms": milliseconds(until.timestamp()),
-            },
+        table = self._table(
+            sql.SAMPLES,
+            metrics,
+            where,
+            "series",
+            after_ms=_milliseconds(after),
+            until_ms=_milliseconds(until),
         )
         return Samples(*(table.column(i).to_numpy() for i in range(3)))
 
     def _growth(
-        self, metric: str, where: Labels | None, grid: Grid, catalogue: Mapping[int, _Entry]
-    ) -> tuple[Samples, Ints, Any]:
-        """Samples from LOOKBACK on, the window of each, and what each adds to its counter."""
-        samples = self._samples(metric, where, grid.start - LOOKBACK, grid.end)
+        self, metrics: Sequence[str], where: Labels, grid: Grid
+    ) -> tuple[Samples, Ints, Floats, dict[int, _Entry]]:
+        """Samples from LOOKBACK on, the window of each, what each adds to its counter, and the
+        series they belong to."""
+        catalogue = self._catalogue(metrics, where)
+        samples = self._samples(metrics, where, grid.start - LOOKBACK, grid.end)
         before: dict[int, float] = {}
         orphans = False
         for i in np.flatnonzero(samples.firsts()):
@@ -267,22 +275,23 @@ class StoreReader:
             if entry is None:
                 continue
             if entry.first_ms < time_ms:
-                orphans = orphans or time_ms > milliseconds(grid.start.timestamp())
+                orphans = orphans or time_ms > _milliseconds(grid.start)
             elif entry.known_ms < time_ms:
                 before[series] = 0.0
         if orphans:
-            before |= self._predecessors(metric, where, grid.start - LOOKBACK)
-        return samples, window_of(samples.time_ms, grid), steps(samples, before)
-
-    def _predecessors(self, metric: str, where: Labels | None, until: datetime) -> dict[int, float]:
-        """The last value of each series at `until`: for series with a gap longer than LOOKBACK."""
-        rows = self._rows(
-            sql.PREDECESSORS, where, metric=metric, until_ms=milliseconds(until.timestamp())
-        )
-        return {row["series"]: row["last_value"] for row in rows}
+            # A gap longer than LOOKBACK: its far end is the last value before.
+            until_ms = _milliseconds(grid.start - LOOKBACK)
+            rows = self._rows(sql.PREDECESSORS, metrics, where, "series", until_ms=until_ms)
+            before |= {row["series"]: row["last_value"] for row in rows}
+        window = window_of(samples.time_ms, grid)
+        return samples, window, steps(samples, before), catalogue
 
 
 # --- rows to answers --------------------------------------------------------------------------
+
+
+def _milliseconds(time: datetime) -> int:
+    return (time - EPOCH) // timedelta(milliseconds=1)
 
 
 def _nanoseconds(time: datetime) -> int:
@@ -298,15 +307,15 @@ def _grouped(
     inside = np.zeros(len(ids), dtype=bool)
     inside[inverse[window >= 0]] = True
     groups: dict[Key, int] = {}
-    rows = np.zeros(len(ids), dtype=np.int64)
-    for i, series in enumerate(ids):
-        entry = catalogue.get(int(series))
-        if inside[i] and entry is not None:
+    rows = np.full(len(ids), -1, dtype=np.int64)
+    for i in np.flatnonzero(inside):
+        entry = catalogue.get(int(ids[i]))
+        if entry is not None:
             key = tuple(entry.labels.get(label, "") for label in by)
             rows[i] = groups.setdefault(key, len(groups))
-        else:
-            window[inverse == i] = -1
-    return groups, rows[inverse]
+    row = rows[inverse]
+    window[row < 0] = -1
+    return groups, row
 
 
 def _as_series(groups: Mapping[Key, int], totals: Any, by: Sequence[str]) -> list[Series]:
@@ -316,37 +325,37 @@ def _as_series(groups: Mapping[Key, int], totals: Any, by: Sequence[str]) -> lis
     ]
 
 
-def _bucket_rows(
+def _bucket_edges(
     samples: Samples,
     catalogue: Mapping[int, _Entry],
     cells: Mapping[Key, int],
     by: Sequence[str],
-) -> list[tuple[Key, list[float], list[str]]]:
-    """Per group: its key, the finite bounds all its histograms share, and their `le` with +Inf."""
-    histograms: dict[Key, dict[Key, set[float]]] = {}
+) -> list[tuple[Key, list[str]]]:
+    """Per group its key and the `le` of the buckets all its histograms share, +Inf last: only at
+    shared bounds is the sum of cumulative counts exact."""
+    histograms: dict[Key, dict[Key, set[str]]] = {}
     for series in np.unique(samples.series):
         entry = catalogue.get(int(series))
         if entry is None or "le" not in entry.labels:
             continue
         key = tuple(entry.labels.get(label, "") for label in by)
-        one = tuple(sorted(f"{k}={v}" for k, v in entry.labels.items() if k != "le"))
-        bounds = histograms.setdefault(key, {}).setdefault(one, set())
-        bounds.add(float(entry.labels["le"]))
+        one = tuple(f"{k}={v}" for k, v in sorted(entry.labels.items()) if k != "le")
+        histograms.setdefault(key, {}).setdefault(one, set()).add(entry.labels["le"])
     found = []
     for key, by_histogram in sorted(histograms.items()):
-        shared = shared_bounds([frozenset(bounds) for bounds in by_histogram.values()])
-        texts = {float(cell[-1]): cell[-1] for cell in cells if cell[:-1] == key}
-        bounds_here = [bound for bound in shared if bound in texts]
-        if math.inf in texts:
-            edges = [texts[bound] for bound in (*bounds_here, math.inf)]
-            found.append((key, bounds_here, edges))
+        shared = set.intersection(*by_histogram.values())
+        edges = sorted((le for le in shared if (*key, le) in cells), key=float)
+        if edges and edges[-1] == "+Inf":
+            found.append((key, edges))
     return found
 
 
 def _shares(rows: list[dict[str, Any]], windows: int, by: Sequence[str]) -> list[ShareSeries]:
     groups: dict[Key, tuple[list[float], list[float]]] = {}
     for row in rows:
-        good, total = groups.setdefault(tuple(row["key"]), ([0.0] * windows, [0.0] * windows))
+        good, total = groups.setdefault(
+            tuple(row["key"]), ([math.nan] * windows, [math.nan] * windows)
+        )
         good[row["w"]] = float(row["good"])
         total[row["w"]] = float(row["total"])
     return [

@@ -12,22 +12,21 @@ from tracing.types import Labels
 LABELS = "/*labels*/"  # the place of a condition made by `where`
 
 _SERIES_OF_METRIC = """
-    SELECT series, any(labels) AS labels, min(first) AS first FROM series
-    WHERE tenant = {tenant:String} AND metric = {metric:String} GROUP BY series"""
+    SELECT metric, series, any(labels) AS labels, min(first) AS first FROM series
+    WHERE tenant = {tenant:String} AND metric IN {metrics:Array(String)}
+    GROUP BY metric, series"""
 
 # `known` looks at all series of a source, whatever the label condition selects of them.
 CATALOGUE = (
     "SELECT series, labels, toUnixTimestamp64Milli(first) AS first_ms,"
     " toUnixTimestamp64Milli(known) AS known_ms FROM ("
     "  SELECT series, labels, first, min(first) OVER ("
-    "    PARTITION BY labels['service'], labels['instance'], labels['node']) AS known"
+    "    PARTITION BY metric, labels['service'], labels['instance'], labels['node']) AS known"
     "  FROM (" + _SERIES_OF_METRIC + ")) WHERE " + LABELS
 )
 
-_SELECTED = (
-    "tenant = {tenant:String} AND metric = {metric:String} AND series IN ("
-    "SELECT series FROM (" + _SERIES_OF_METRIC + ") WHERE " + LABELS + ")"
-)
+_SELECTED = "tenant = {tenant:String} AND metric IN {metrics:Array(String)} AND " + LABELS
+_WITH_LABELS = "series IN (SELECT series FROM (" + _SERIES_OF_METRIC + ") WHERE {})"
 
 SAMPLES = (
     "SELECT series, toUnixTimestamp64Milli(time) AS time_ms, value FROM samples WHERE "
@@ -92,10 +91,14 @@ _IN_TIME = (
 _SPAN_LABELS = ("service", "instance", "node", "name")
 
 
-def where(labels: Labels) -> tuple[str, dict[str, Parameter]]:
-    """A condition on `labels`, for the LABELS of a text above. `le` is compared as a number:
-    0.5, 0.50 and 5e-1 are one bound."""
-    conditions = ["1"]
+def labelled(text: str, labels: Labels, column: str) -> tuple[str, dict[str, Parameter]]:
+    """`text` with its LABELS condition filled in, and the parameters of that.
+
+    `column` is "labels" where the text has that column, "series" where it has ids only. `le` is
+    compared as a number: 0.5, 0.50 and 5e-1 are one bound. Raises ValueError for an `le` that is
+    none.
+    """
+    conditions = []
     parameters: dict[str, Parameter] = {}
     for i, (key, value) in enumerate(sorted(labels.items())):
         parameters[f"k{i}"] = key
@@ -105,7 +108,10 @@ def where(labels: Labels) -> tuple[str, dict[str, Parameter]]:
         else:
             parameters[f"v{i}"] = value
             conditions.append(f"labels[{{k{i}:String}}] = {{v{i}:String}}")
-    return " AND ".join(conditions), parameters
+    condition = " AND ".join(conditions) or "1"
+    if conditions and column == "series":
+        condition = _WITH_LABELS.replace("{}", condition)
+    return text.replace(LABELS, condition), parameters
 
 
 def _measured(measure: str) -> tuple[str, dict[str, Parameter]]:

@@ -7,7 +7,7 @@ a grid is (start + w step, start + (w + 1) step]. NaN marks a window in which no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,10 +97,3 @@ def split_buckets(cumulative: Floats) -> Floats:
     """Counts per bucket (windows × buckets) from counts ≤ bound, (buckets × windows)."""
     counts = np.diff(cumulative, axis=0, prepend=0.0)
     return np.clip(counts, 0.0, None).T
-
-
-def shared_bounds(bounds: Sequence[frozenset[float]]) -> list[float]:
-    """The finite bounds that every one of several histograms has, ascending: only at these are
-    the sums of their cumulative counts exact."""
-    shared = frozenset.intersection(*bounds) if bounds else frozenset()
-    return sorted(bound for bound in shared if math.isfinite(bound))

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tracing.ingest import Door
-from tracing.store.chdb import ChdbStore
 from tracing.store.store import Store
 
 _lock = threading.RLock()
@@ -22,7 +21,14 @@ _door: Door | None = None
 def configure(path: Path, *, retention_days: int) -> None:
     """Say where the telemetry lives; opens nothing."""
     global _open_store
-    _open_store = lambda: ChdbStore(path, retention_days=retention_days)  # noqa: E731
+
+    def open_store() -> Store:
+        # Here, not above: importing chDB takes 260 MiB, which commands have no use for.
+        from tracing.store.chdb import ChdbStore
+
+        return ChdbStore(path, retention_days=retention_days)
+
+    _open_store = open_store
 
 
 def store() -> Store:
