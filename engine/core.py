@@ -18,6 +18,7 @@ import torch
 from engine.config import SEQS_MAX, EngineConfig
 from engine.exec.rows import Rows
 from engine.exec.runner import Runner
+from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import KVPool
 from engine.models.llama import SHAPES, Llama
@@ -156,23 +157,26 @@ class Core:
 
     def _run(self) -> None:
         while not self.stopping:
-            self.wake.clear()
-            self._take_in()
-            config = self.runtime.take()
-            now = time.monotonic()
-            hold = self.scheduler.hold_until(config)
-            if hold > now and not self.stopping:
-                self.wake.wait(hold - now)
-                continue
             try:
-                if not self._step(now):
-                    self.wake.wait(IDLE_S_MAX)
+                self._turn()
             except Exception as error:
                 log.exception("a step failed; its requests are answered with an error")
                 self.metrics.step_errors += 1
                 self._fail_running(f"{type(error).__name__}: {error}")
         self._take_in()
         self._fail_all("the engine was stopped before the request was finished")
+
+    def _turn(self) -> None:
+        """Takes in what came, then runs one step, or waits for something to do."""
+        self.wake.clear()
+        self._take_in()
+        config = self.runtime.take()
+        now = time.monotonic()
+        hold = self.scheduler.hold_until(config)
+        if hold > now and not self.stopping:
+            self.wake.wait(hold - now)
+        elif not self._step(config, now):
+            self.wake.wait(IDLE_S_MAX)
 
     def _take_in(self) -> None:
         while self.inbox:
@@ -183,9 +187,9 @@ class Core:
                 self._abandon(request, finish, error)
         self.scheduler.paused = self.paused
 
-    def _step(self, began: float) -> bool:
+    def _step(self, config: RuntimeConfig, began: float) -> bool:
         """One step; False when there was nothing to run."""
-        plan = self.scheduler.plan(self.runtime.running.config, began)
+        plan = self.scheduler.plan(config, began)
         if plan is None:
             return False
         for chunk in plan.chunks:
@@ -194,12 +198,13 @@ class Core:
         tokens, _ = self.runner.forward(plan)
         now = time.monotonic()
         outcome = self.scheduler.commit(plan, tokens, began, now)
-        self.deliver(outcome)
         self.metrics.step(plan, outcome, began, now)
         self.metrics.preemptions = self.scheduler.preemptions
         self.metrics.near_ties = self.runner.near_ties
         for request in outcome.finished:
             self._ended(request)
+        # Last, so that whoever has an answer finds it counted.
+        self.deliver(outcome)
         return True
 
     def _ended(self, request: Request) -> None:

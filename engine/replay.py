@@ -434,18 +434,19 @@ async def calibrate(
 ) -> Capacity:
     """Closed loop: `concurrency` requests are always in flight; the first quarter is warm-up.
 
-    Raises RuntimeError when nothing was answered.
+    Raises RuntimeError when nothing listens there or nothing was answered.
     """
     replayer = Replayer(url)
-    stop = asyncio.get_running_loop().time() + seconds
-    lengths = arrivals(seed, [(seconds, 2000.0)], name="calibrate")
-    supply = iter(lengths)
-    while asyncio.get_running_loop().time() < stop:
+    # Far more than any engine here answers in that time; `next` says so should it ever run dry.
+    supply = iter(arrivals(seed, [(seconds, 2000.0)], name="calibrate"))
+    while replayer.now() < seconds:
         while replayer.pending < concurrency:
-            await replayer.launch(replayer.record(next(supply)))
+            record = replayer.record(next(supply))
+            await replayer.launch(record)
+            if record.status is Status.INTERRUPTED:
+                replayer.close()
+                raise RuntimeError(f"{url}: no engine answers there")
         await replayer.wait_settled(1.0)
-        if replayer.records[-1].status is Status.INTERRUPTED:
-            break
     ended = replayer.now()
     while replayer.pending and replayer.now() < ended + ANSWER_S_MAX:
         await replayer.wait_settled(1.0)

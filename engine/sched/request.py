@@ -40,7 +40,6 @@ class Request:
     limit: int = field(init=False)
     row: int = -1
     generated: int = 0
-    tail: bytes = b""
     preemptions: int = 0
     chunks: list[tuple[float, float, int]] = field(default_factory=list)  # began, ended, tokens
     scheduled: float = 0.0

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,11 @@ from engine.replay import (
     OUTPUT_TOKENS_MAX,
     PROMPT_TOKENS_MAX,
     Record,
+    Replayer,
     Request,
     Status,
     arrivals,
+    calibrate,
     read_azure_csv,
     summarise,
 )
@@ -94,3 +98,23 @@ def test_a_summary_counts_every_request_once_and_duplicates_apart() -> None:
     assert (summary.counts["ok"], summary.counts["lost"], summary.duplicated) == (2, 1, 1)
     assert summary.ttft_p50_s == pytest.approx(0.15)
     assert summary.tpot_p50_s == pytest.approx(0.1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_requests_to_nobody_are_interrupted_and_not_lost() -> None:
+    async def run() -> list[Record]:
+        return await Replayer(f"http://127.0.0.1:{free_port()}").run(arrivals(1, [(0.1, 50.0)]))
+
+    records = asyncio.run(run())
+    assert records
+    assert {record.status for record in records} == {Status.INTERRUPTED}
+
+
+def test_calibrating_nobody_is_an_error_that_names_the_address() -> None:
+    with pytest.raises(RuntimeError, match=r"127\.0\.0\.1:\d+: no engine answers there"):
+        asyncio.run(calibrate(f"http://127.0.0.1:{free_port()}", seconds=1.0))

@@ -1,0 +1,113 @@
+"""The step thread, spoken to as the server does, without HTTP."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core import Core, Rejected
+from engine.exec.runner import Runner
+from engine.sched.request import Finish, Request
+from engine.sched.scheduler import Outcome, Plan
+from tests.engine.conftest import request
+
+WAIT_S = 20
+
+
+class Ends:
+    """Collects finished requests, as the server's `hand_out` would."""
+
+    def __init__(self) -> None:
+        self.finished: list[Request] = []
+        self.came = threading.Condition()
+
+    def __call__(self, outcome: Outcome) -> None:
+        with self.came:
+            self.finished += outcome.finished
+            self.came.notify_all()
+
+    def wait(self, count: int) -> list[Request]:
+        with self.came:
+            assert self.came.wait_for(lambda: len(self.finished) >= count, WAIT_S)
+        return self.finished
+
+
+class BreaksOnce(Runner):
+    """A runner whose first forward raises, as a kernel might."""
+
+    broken = False
+
+    def forward(self, plan: Plan) -> tuple[object, torch.Tensor]:  # type: ignore[override]
+        if not self.broken:
+            self.broken = True
+            raise RuntimeError("the kernel broke")
+        return super().forward(plan)
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Core, Ends]]:
+    ends = Ends()
+    core = Core(EngineConfig(queue_requests_max=3, queue_tokens_max=1000), ends)
+    yield core, ends
+    core.stop()
+
+
+def test_a_step_that_raises_fails_its_requests_and_the_engine_goes_on(
+    served: tuple[Core, Ends], caplog: pytest.LogCaptureFixture
+) -> None:
+    core, ends = served
+    core.runner = BreaksOnce(core.runner.model, core.runner.pool, core.rows)
+    core.start()
+    core.submit(request("fails", [66] * 10, 3))
+    assert ends.wait(1)[0].finish is Finish.ERROR
+    assert ends.finished[0].error == "RuntimeError: the kernel broke"
+    core.submit(request("works", [66] * 10, 3))
+    assert ends.wait(2)[1].finish is Finish.LENGTH
+    assert core.alive
+    assert core.allocator.allocated_blocks == 0
+    assert "the kernel broke" in caplog.text
+    metrics = core.metrics
+    assert (metrics.received, metrics.failed, metrics.step_errors) == (2, 1, 1)
+    assert metrics.succeeded[Finish.LENGTH] == 1
+
+
+def test_the_queue_is_bounded_by_requests_and_by_tokens(served: tuple[Core, Ends]) -> None:
+    core, _ = served
+    core.submit(request("a", [66] * 500, 3))
+    with pytest.raises(Rejected, match="1100 prompt tokens would wait, allowed: 1000"):
+        core.submit(request("too long", [66] * 600, 3))
+    for name in "bc":
+        core.submit(request(name, [66] * 10, 3))
+    with pytest.raises(Rejected, match="3 requests are waiting, allowed: 3") as caught:
+        core.submit(request("too many", [66] * 10, 3))
+    assert caught.value.retry_after_s >= 1
+    assert core.metrics.rejected["max_num_queued_reqs"] == 1
+    assert core.metrics.rejected["max_num_queued_tokens"] == 1
+    core.start()
+
+
+def test_stopped_it_answers_everyone_who_still_waits(served: tuple[Core, Ends]) -> None:
+    core, ends = served
+    core.pause(True)
+    core.start()
+    for name in "ab":
+        core.submit(request(name, [66] * 10, 3))
+    core.stop()
+    assert [one.finish for one in ends.wait(2)] == [Finish.ERROR, Finish.ERROR]
+    with pytest.raises(Rejected, match="shutting down"):
+        core.submit(request("late", [66] * 10, 3))
+
+
+def test_a_request_cancelled_before_it_is_taken_in_is_aborted(served: tuple[Core, Ends]) -> None:
+    core, ends = served
+    gone = request("gone", [66] * 10, 3)
+    core.submit(gone)
+    core.cancel(gone)
+    core.start()
+    assert ends.wait(1)[0].finish is Finish.ABORT
+    assert core.in_flight == 0
+    assert core.metrics.succeeded[Finish.ABORT] == 1
