@@ -16,6 +16,8 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Tenant
 from controlplane.web.charts import MINUTES_DEFAULT, RANGES
+from controlplane.web.pages.errors import unavailable
+from tracing.store.store import StoreError
 
 P = ParamSpec("P")
 
@@ -31,14 +33,18 @@ def page(
 ) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
     """Makes `view` a page: read-only, never cached, for members; anyone else signs in first.
 
-    Raises PermissionDenied for a user who belongs to no tenant.
+    While the telemetry store does not answer, a page says so with status 503; parts of an open
+    page keep what they showed. Raises PermissionDenied for a user who belongs to no tenant.
     """
 
     @wraps(view)
     def guarded(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
         if getattr(request, "tenant", None) is None:
             raise PermissionDenied(_("You belong to no tenant yet: ask an owner to add you."))
-        return view(cast(TenantRequest, request), *args, **kwargs)
+        try:
+            return view(cast(TenantRequest, request), *args, **kwargs)
+        except StoreError as error:
+            return unavailable(request, error)
 
     decorated = require_safe(never_cache(login_required(guarded)))
     return cast(Callable[Concatenate[HttpRequest, P], HttpResponse], decorated)

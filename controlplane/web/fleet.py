@@ -39,7 +39,7 @@ def fleet_cells(tenant: Tenant, lines: list[StoryLine], now: datetime) -> list[C
 
 
 def _engine_cell(engine: Engine, lines: list[StoryLine], now: datetime) -> Cell:
-    state = engine_state(engine, now)
+    state: str = engine_state(engine, now)
     word = ""
     if state == "ok":
         mine = [line for line in lines if _concerns(line, engine)]

@@ -33,6 +33,7 @@ from controlplane.fleet.models import Engine, Node
 from controlplane.fleet.selectors import engine_state
 from controlplane.web.charts import newest_point
 from slo.models import Objective, Reading
+from tracing.store.store import StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +117,9 @@ class Hub:
             yield f"retry: {RETRY_MS}\n\n"
             if tenant not in self._stamps:
                 await self._look({tenant})
-            yield message("ready", " ".join(PARTS))
             if self._poller is None or self._poller.done():
                 self._poller = asyncio.create_task(self._poll())
+            yield message("ready", " ".join(PARTS))
             while not self.closed:
                 try:
                     text = await asyncio.wait_for(queue.get(), HEARTBEAT_S)
@@ -187,7 +188,11 @@ def _changes_read(
             old = set(_rows(before["objectives"]))
             slugs = [row[0] for row in _rows(fresh[tenant]["objectives"]) if row not in old]
             for objective in Objective.objects.filter(tenant=tenant, slug__in=slugs):
-                point = newest_point(objective)
+                try:
+                    point = newest_point(objective)
+                except StoreError as error:
+                    logger.warning("Live charts wait: telemetry did not answer: %s", error)
+                    continue
                 if point is not None:
                     points[tenant].append(point)
         return fresh, points

@@ -1,4 +1,4 @@
-"""A real server over a seeded home, and a real browser. Skips with a reason where one is missing."""
+"""A real server over a seeded home, and a real browser. What is missing is named and skipped."""
 
 from __future__ import annotations
 

@@ -58,6 +58,20 @@ def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     )
 
 
+def unavailable(request: HttpRequest, error: Exception) -> HttpResponse:
+    """503: the telemetry store did not answer; the reason is in the log under the reference."""
+    reference = uuid.uuid4().hex[:8]
+    logger.error("Telemetry could not be read, told a person as %s: %s", reference, error)
+    return respond(
+        request,
+        status=503,
+        code="unavailable",
+        title=_("Telemetry cannot be read just now."),
+        remedy=_("Load the page again. If that fails too, the log says why, under the reference."),
+        reference=reference,
+    )
+
+
 def server_error(request: HttpRequest) -> HttpResponse:
     reference = uuid.uuid4().hex[:8]
     logger.error("Told a person about the failure above as %s: %s", reference, request.path)

@@ -15,7 +15,7 @@ from controlplane.actions.models import Action
 from controlplane.diagnosis.models import Evidence, Incident
 from controlplane.diagnosis.selectors import incident_get, incidents_recent
 from controlplane.web.access import TenantRequest, minutes_of, page, send
-from controlplane.web.charts import MINUTES_DEFAULT, RANGES, questions
+from controlplane.web.charts import RANGES, questions
 from controlplane.web.story import StoryLine, lines_of
 
 INCIDENTS_MAX = 100
@@ -67,7 +67,7 @@ def incident(request: TenantRequest, incident_id: UUID) -> HttpResponse:
 def _minutes_around(found: Incident) -> int:
     """The smallest range that still shows the incident's beginning."""
     age = (timezone.now() - found.bad_since + timedelta(minutes=5)).total_seconds() / 60
-    return next((m for m in RANGES if m >= max(age, MINUTES_DEFAULT / 2)), MINUTES_DEFAULT)
+    return next((minutes for minutes in RANGES if minutes >= age), max(RANGES))
 
 
 def _axis(line: StoryLine) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from controlplane.diagnosis.selectors import incidents_of, incidents_open
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, questions
 from controlplane.web.story import StoryLine, lines_of
+from slo.budget import bad_share_bar
 from slo.burn import PairState
 from slo.indicator import indicators
 from slo.models import Objective, Reading
@@ -78,6 +79,7 @@ def objective(request: TenantRequest, slug: str) -> HttpResponse:
         "objective": found,
         "standing": stands,
         "events_left": _events_left(stands),
+        "bar": bad_share_bar(found.target, found.fast_burn),
         "budget": budget_curve(budget),
         "budget_since": since,
         "now": now,

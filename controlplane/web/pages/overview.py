@@ -55,7 +55,8 @@ def _shown(lines: list[StoryLine], rows: list[ObjectiveRow]) -> Objective | None
 
 @dataclass(frozen=True)
 class FirstRun:
-    """What is connected so far; the page shows the steps until all of them are."""
+    """What is connected so far; the page shows the steps until an engine reports and
+    something is promised."""
 
     tokens: bool
     agent: bool
@@ -65,8 +66,8 @@ class FirstRun:
     web_url: str
 
     @property
-    def done(self) -> bool:
-        return self.agent and self.telemetry and self.objective
+    def started(self) -> bool:
+        return self.agent or self.telemetry or self.objective
 
 
 def first_run(tenant: Tenant, now: datetime) -> FirstRun | None:

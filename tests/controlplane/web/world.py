@@ -109,7 +109,7 @@ def windows(world: World, minutes: int = 60) -> list[datetime]:
 
 
 def lateness(world: World, at: datetime) -> float:
-    """How bad it is, 0 to 1: quiet, a rise four minutes ago, mended half a minute after the action."""
+    """How bad it is, 0 to 1: it rises four minutes ago and mends half a minute after the action."""
     age = (world.now - at).total_seconds() / 60
     rise = 1 / (1 + math.exp((age - 4.2) * 9))
     mended = 1 / (1 + math.exp((2.7 - age) * 9))
@@ -117,7 +117,7 @@ def lateness(world: World, at: datetime) -> float:
 
 
 def judge(world: World) -> None:
-    """An hour of readings: TTFT overdrawn, TPOT with little left, success met, code without data."""
+    """An hour of readings: TTFT overdrawn, TPOT nearly, success met, code never measured."""
     rng = random.Random(RNG_SEED)
     shares = {
         "ttft": lambda bad: 0.002 + 0.45 * bad,
@@ -282,7 +282,7 @@ def explain(world: World, found: Incident, at: datetime) -> Diagnosis:
     def fact(cause: str, supports: bool, sentence: str, scale: tuple[float, float], **columns: Any):
         points = [
             (end.timestamp(), None if i == 9 else scale[0] + scale[1] * lateness(world, end))
-            for i, end in enumerate(windows(world, 20)[:64])
+            for i, end in enumerate(windows(world, 12)[:44])
         ]
         Evidence.objects.create(
             diagnosis=diagnosis, cause=cause, supports=supports, sentence=sentence,

@@ -16,6 +16,7 @@
   };
   const say = (value, unit) => {
     if (value == null) return "–";
+    if (unit === "s" && value === 0) return "0\u00a0s";
     if (unit === "s") return value < 0.9995 ? number(value * 1000) + "\u00a0ms" : number(value) + "\u00a0s";
     return number(value) + (unit ? "\u00a0" + unit : "");
   };
@@ -54,7 +55,7 @@
       const grid = { stroke: line, width: 1 }, axis = { stroke: ink, grid, ticks: { show: false }, font, gap: 6 };
       const dash = { dash: [6, 4], dot: [2, 3] };
       this.plot = new uPlot({
-        width: this.box.clientWidth, height: HEIGHT, legend: { show: false }, padding: [14, 8, 0, 0],
+        width: this.box.clientWidth, height: HEIGHT, legend: { show: false }, padding: [14, 18, 0, 0],
         cursor: { sync: { key: "page" }, drag: { x: true, y: false }, points: { size: 6 } },
         scales: { y: { range: (_, low, high) => this.range(low, high) } },
         axes: [

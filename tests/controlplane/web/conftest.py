@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from tests.controlplane.web.world import World, incident, judge, member, send, world
+from tracing import wiring
+
+
+@pytest.fixture
+def empty(db: None) -> World:
+    """A tenant with an engine and objectives, nothing measured, nothing wrong."""
+    return world()
+
+
+@pytest.fixture
+def full(db: None) -> World:
+    """The same with an hour of data, and an incident being acted upon."""
+    made = world()
+    judge(made)
+    send(made)
+    incident(made)
+    return made
+
+
+@pytest.fixture
+def ada(client: Client) -> Any:
+    """Signs a member of the given world in and returns the client."""
+
+    def sign_in(of: World, name: str = "ada") -> Client:
+        client.force_login(member(of.tenant, name))
+        return client
+
+    return sign_in
+
+
+@pytest.fixture(scope="session", autouse=True)
+def store_closed() -> Iterator[None]:
+    yield
+    wiring.close()

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import AsyncClient
+
+from controlplane.diagnosis.models import Incident
+from controlplane.web import live
+from slo.budget import Counts
+from slo.readings import Measured, readings_book
+from tests.controlplane.web.world import World, incident, judge, member, send, windows, world
+from tracing.types import Signal
+
+WAIT_S = 20.0  # generous: the machine may be busy; what is told comes within about a second
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+async def messages(answer: Any) -> AsyncIterator[tuple[str, str]]:
+    """(event, data) of each message; the retry line comes as ("retry", …)."""
+    async for chunk in answer.streaming_content:
+        lines = dict(line.split(": ", 1) for line in chunk.decode().strip().splitlines())
+        if "retry" in lines:
+            yield "retry", lines["retry"]
+        elif "event" in lines:
+            yield lines["event"], lines["data"]
+
+
+def watch(made: World, change: Callable[[], Any], *, until: str) -> list[tuple[str, str]]:
+    """What a page hears from opening to the first `until` message after `change` was written."""
+
+    async def go() -> list[tuple[str, str]]:
+        client = AsyncClient()
+        await client.aforce_login(await asyncio.to_thread(member, made.tenant))
+        answer = await client.get("/events/")
+        assert answer.status_code == 200
+        assert answer["X-Accel-Buffering"] == "no"
+        assert answer["Content-Type"].startswith("text/event-stream")
+        heard = []
+        async with asyncio.timeout(WAIT_S):
+            stream = messages(answer)
+            async for event, data in stream:
+                heard.append((event, data))
+                if event == "ready":
+                    await asyncio.to_thread(change)
+                if f"{event} {data}".startswith(until):
+                    break
+            await stream.aclose()
+        return heard
+
+    return asyncio.run(go())
+
+
+def test_a_page_hears_which_part_changed() -> None:
+    made = world()
+    heard = watch(made, lambda: incident(made), until="changed actions")
+    assert heard[0] == ("retry", "2000")
+    assert heard[1] == ("ready", "objectives incidents actions deliveries fleet")
+    assert ("changed", "incidents") in heard
+
+
+def test_a_new_reading_brings_the_newest_chart_points() -> None:
+    made = world()
+    judge(made)
+    send(made)
+    end = windows(made)[-1] + timedelta(seconds=15)
+
+    def read_on() -> None:
+        one = Measured(end, Counts(90, 100), Signal.OK)
+        readings_book(objective=made.objectives["ttft"], scope="", window_s=15.0, measured=[one])
+
+    heard = watch(made, read_on, until="point")
+    assert ("changed", "objectives") in heard
+    point = json.loads(heard[-1][1])
+    assert point["objective"] == "ttft"
+    assert point["at"] == end.timestamp()
+    assert point["values"]["bad"] == [10.0]
+
+
+def test_a_page_hears_nothing_of_another_tenant() -> None:
+    made, other = world(), world("other")
+
+    def change() -> None:
+        with transaction.atomic():
+            incident(other)
+            Incident.objects.create(
+                tenant=made.tenant, objective=made.objectives["tpot"], trigger="two windows",
+                bad_since=made.now, opened_at=made.now,
+            )  # fmt: skip
+
+    heard = watch(made, change, until="changed incidents")
+    assert ("changed", "actions") not in heard
+    assert ("changed", "deliveries") not in heard
+
+
+def test_strangers_get_no_stream() -> None:
+    async def go() -> int:
+        return int((await AsyncClient().get("/events/")).status_code)
+
+    assert asyncio.run(go()) == 403
+
+
+def test_pages_share_one_poller_and_leave_nothing_behind() -> None:
+    made = world()
+
+    async def go() -> tuple[int, int, bool]:
+        hub = live.hub()
+        streams = [hub.stream(made.tenant.pk) for _ in range(50)]
+        async with asyncio.timeout(WAIT_S):
+            for stream in streams:
+                assert (await anext(stream)).startswith("retry")
+                assert (await anext(stream)).startswith("event: ready")
+            pages, poller = hub.pages, hub._poller
+            waiting = [asyncio.ensure_future(anext(stream)) for stream in streams]
+            await asyncio.to_thread(incident, made)
+            assert {text.split("\n")[0] for text in await asyncio.gather(*waiting)} == {
+                "event: changed"
+            }
+            same = hub._poller is poller
+            for stream in streams:
+                await stream.aclose()
+        return pages, hub.pages, same
+
+    assert asyncio.run(go()) == (50, 0, True)
+
+
+def test_closing_the_hub_ends_every_stream() -> None:
+    made = world()
+
+    async def go() -> list[str]:
+        hub = live.hub()
+        stream = hub.stream(made.tenant.pk)
+        async with asyncio.timeout(WAIT_S):
+            await anext(stream)
+            await anext(stream)
+            rest = asyncio.ensure_future(_all(stream))
+            await asyncio.sleep(0)
+            hub.close()
+            return await rest
+
+    assert asyncio.run(go()) == []
+
+
+async def _all(stream: AsyncIterator[str]) -> list[str]:
+    return [text async for text in stream]
+
+
+def test_a_page_that_lags_too_far_behind_is_told_to_connect_again() -> None:
+    made = world()
+
+    async def go() -> list[str]:
+        hub = live.hub()
+        stream = hub.stream(made.tenant.pk)
+        async with asyncio.timeout(WAIT_S):
+            await anext(stream)
+            await anext(stream)
+            for _ in range(live.QUEUE_MAX + 1):
+                hub._tell(made.tenant.pk, live.message("changed", "fleet"))
+            return await _all(stream)
+
+    assert asyncio.run(go()) == []

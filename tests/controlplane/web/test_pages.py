@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from controlplane.actions.models import Action, State
+from controlplane.diagnosis.models import Incident
+from controlplane.fleet.services import sync
+from tests.controlplane.web.world import (
+    TRACE_ID,
+    World,
+    act,
+    end,
+    explain,
+    heartbeat,
+    incident,
+    member,
+    world,
+)
+
+PAGES = ("/", "/objectives/", "/objectives/ttft/", "/incidents/")
+# A standing costs about a dozen look-ups; what all objectives share comes on top.
+QUERIES_PER_OBJECTIVE_MAX = 30
+QUERIES_MAX = 30
+
+
+def text(answer: Any) -> str:
+    assert answer.status_code == 200, answer.content
+    return str(answer.content.decode())
+
+
+# --- what a page says -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", [*PAGES, "/objectives/code-e2e/"])
+def test_pages_stand_before_anything_was_measured(ada: Any, empty: World, address: str) -> None:
+    said = text(ada(empty).get(address))
+    assert "100 %" not in said
+    assert "Traceback" not in said
+
+
+def test_first_run_shows_what_to_type(ada: Any, db: None) -> None:
+    made = world()
+    made.engine.delete()
+    said = text(ada(made).get("/"))
+    assert "Not everything is connected yet." in said
+    assert "trimtab agent --node node-a" in said
+    assert "http://127.0.0.1:4318" in said
+
+
+def test_first_run_steps_turn_green_by_themselves(ada: Any, db: None) -> None:
+    made = world()
+    made.engine.delete()
+    client = ada(made)
+    before = text(client.get("/?part=first"))
+    sync(tenant=made.tenant, request=heartbeat(made.now), now=made.now + timedelta(seconds=1))
+    assert before.count(">done<") == 1  # an objective is there already
+    assert 'class="first"' not in text(client.get("/?part=first"))
+
+
+def test_overview_tells_the_story(ada: Any, full: World) -> None:
+    said = text(ada(full).get("/"))
+    assert "184 of 412 requests missed “First token within 500 ms” on engine-0" in said
+    assert "because" in said
+    assert "31 requests wait behind a cap of 8 running" in said
+    assert "Changed max_num_seqs from 8 to 32 on engine-0, now checking." in said
+    assert (
+        said.index("detected") < said.index("explained") < said.index("told") < said.index("acted")
+    )
+    assert '<span class="chip act">verifying</span>' in said
+    assert 'data-page-state="act"' in said
+
+
+def test_overview_sorts_the_worst_budget_first(ada: Any, full: World) -> None:
+    said = text(ada(full).get("/?part=objectives"))
+    names = ("First token", "Each token", "Requests answered", "Whole answer")
+    places = [said.index(name) for name in names]
+    assert places == sorted(places)
+    assert "of the error budget left" in said
+    assert "nothing measured yet" in said
+
+
+def test_overview_is_one_quiet_sentence_when_all_is_well(ada: Any, full: World) -> None:
+    Incident.objects.all().delete()
+    said = text(ada(full).get("/?part=story"))
+    assert "No incident is open." in said  # TTFT's budget is still overdrawn
+    full.objectives["ttft"].delete()
+    said = text(another(full).get("/?part=story"))
+    assert "All is well." in said
+    assert "The smallest error budget has" in said
+
+
+def another(full: World) -> Client:
+    client = Client()
+    client.force_login(member(full.tenant, "bob"))
+    return client
+
+
+def test_fleet_cells_say_their_state_in_words(ada: Any, full: World) -> None:
+    client = ada(full)
+    assert '<span class="chip act">acting</span>' in text(client.get("/?part=fleet"))
+    full.engine.reachable, full.engine.error = False, "connection refused"
+    full.engine.save()
+    said = text(client.get("/?part=fleet"))
+    assert '<span class="chip bad">unreachable</span>' in said
+    assert "connection refused" in said
+
+
+def test_objective_shows_four_facts_burn_rows_and_its_specification(ada: Any, full: World) -> None:
+    said = text(ada(full).get("/objectives/ttft/"))
+    for words in (
+        "Attained",
+        "Error budget left",
+        "Burn, last hour",
+        "time to first token ≤ 500 ms",
+    ):
+        assert words in said
+    assert said.count("of the long window has history") == 3
+    assert "&quot;threshold_ms&quot;: 500" in said
+    assert "two windows in a row with more than 14.4\u00a0% missed" in said
+
+
+def test_objective_says_why_its_data_cannot_answer(ada: Any, full: World) -> None:
+    objective = full.objectives["ttft"]
+    objective.problem = "threshold_ms=500: allowed: 250, 1000"
+    objective.save()
+    assert "threshold_ms=500: allowed: 250, 1000" in text(ada(full).get("/objectives/ttft/"))
+
+
+def test_incident_shows_evidence_rivals_action_and_message(ada: Any, full: World) -> None:
+    found = Incident.objects.get()
+    said = text(ada(full).get(f"/incidents/{found.pk}/"))
+    assert said.count('class="spark"') == 6
+    assert "vllm:num_requests_waiting" in said
+    assert "a step takes 31 ms, as long as before" in said
+    assert "within bounds, hot, one step of two" in said
+    assert "chat-oncall" in said
+    assert reverse("trace", args=[TRACE_ID]) in said
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (
+            State.VERIFIED,
+            ("44.7 % of requests missed the objective before", "verified", "p = 0.00001"),
+        ),
+        (State.ROLLED_BACK, ("39 % of requests still missed", "rolled back", "inconclusive")),
+    ],
+)
+def test_incident_tells_the_outcome(
+    ada: Any, full: World, state: State, words: tuple[str, ...]
+) -> None:
+    end(Action.objects.get(), state, full.now)
+    said = text(ada(full).get(f"/incidents/{Incident.objects.get().pk}/"))
+    for word in words:
+        assert word in said
+
+
+def test_incident_without_a_cause_says_so(ada: Any, empty: World) -> None:
+    found = incident(empty)
+    found.diagnoses.update(cause="unknown", score=0.3, because="no cause has enough evidence")
+    found.actions.all().delete()
+    said = text(ada(empty).get(f"/incidents/{found.pk}/"))
+    assert "Nothing is changed, because the evidence carries no cause." in said
+    assert "No cause has enough evidence." in said
+
+
+def test_trace_says_where_the_time_went_and_names_the_gap(ada: Any, full: World) -> None:
+    said = text(ada(full).get(f"/traces/{TRACE_ID}/"))
+    assert "waiting in the queue" in said
+    assert "911\u00a0ms" in said
+    assert "nothing recorded" in said
+    assert "The first token came after 1.24\u00a0s." in said
+
+
+def test_series_has_a_point_per_window_and_keeps_gaps(ada: Any, full: World) -> None:
+    answer = ada(full).get("/series/ttft/?minutes=60")
+    drawn = json.loads(text(answer))
+    assert len(drawn["x"]) == 240
+    for chart in drawn["charts"].values():
+        for line in chart["lines"]:
+            assert len(line["values"]) == 240
+    waiting = drawn["charts"]["load"]["lines"][1]["values"]
+    assert any(value is None for value in waiting)
+    assert max(value for value in waiting if value is not None) > 25
+    p99 = drawn["charts"]["latency"]["lines"][0]["values"]
+    assert max(value for value in p99 if value is not None) > 1
+    assert drawn["charts"]["latency"]["bound"] == 0.5
+    assert [mark["kind"] for mark in drawn["marks"]] == ["incident", "action"]
+
+
+def test_series_sums_windows_for_wider_ranges(ada: Any, full: World) -> None:
+    drawn = json.loads(text(ada(full).get("/series/ttft/?minutes=1440")))
+    assert drawn["step_s"] == 300
+    assert len(drawn["x"]) == 288
+
+
+# --- who may see it -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", [*PAGES, f"/traces/{TRACE_ID}/", "/series/ttft/"])
+def test_anonymous_signs_in_first(client: Client, empty: World, address: str) -> None:
+    answer = client.get(address)
+    assert answer.status_code == 302
+    assert answer["Location"].startswith("/login/?next=")
+
+
+def test_a_stranger_in_no_tenant_is_told_whom_to_ask(client: Client, empty: World) -> None:
+    user = member(empty.tenant)
+    user.memberships.all().delete()
+    client.force_login(user)
+    answer = client.get("/")
+    assert answer.status_code == 403
+    assert "You belong to no tenant yet" in answer.content.decode()
+
+
+def test_another_tenants_things_are_not_found(ada: Any, full: World) -> None:
+    found = Incident.objects.get()
+    other = world("other")
+    other.objectives["ttft"].delete()
+    client = ada(other)
+    for address in (
+        f"/incidents/{found.pk}/", "/objectives/ttft/", "/series/ttft/", f"/traces/{TRACE_ID}/",
+    ):  # fmt: skip
+        assert client.get(address).status_code == 404, address
+    assert "184 of 412" not in text(client.get("/"))
+    assert "184 of 412" not in text(client.get("/incidents/"))
+
+
+def test_sign_in_and_out(client: Client, empty: World) -> None:
+    member(empty.tenant)
+    assert "do not match" in text(client.post("/login/", {"username": "ada", "password": "wrong"}))
+    answer = client.post("/login/", {"username": "ada", "password": "a long enough password"})
+    assert answer["Location"] == "/"
+    assert "Sign out" in text(client.get("/"))
+    assert client.post("/logout/")["Location"] == "/login/"
+    assert client.get("/").status_code == 302
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["/", "/objectives/"])
+def test_queries_grow_with_objectives_only(ada: Any, full: World, address: str) -> None:
+    client = ada(full)
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        text(client.get(address))
+    assert len(queries) <= QUERIES_MAX + QUERIES_PER_OBJECTIVE_MAX * len(full.objectives)
+
+
+def test_queries_do_not_grow_with_incidents(ada: Any, full: World) -> None:
+    client = ada(full)
+
+    def cost() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            text(client.get("/incidents/"))
+            text(client.get("/?part=story"))
+        return len(queries)
+
+    once = cost()
+    for i in range(12):
+        at = full.now - timedelta(minutes=20, seconds=i)
+        more = Incident.objects.create(
+            tenant=full.tenant, objective=full.objectives["tpot"], scope=f"engine-{i}",
+            trigger="two windows", bad_since=at, opened_at=at, state="closed", closed_at=full.now,
+        )  # fmt: skip
+        explain(full, more, at)
+        Action.objects.filter(incident__scope="engine-0").update(state=State.VERIFIED)
+        end(act(full, more, at, State.VERIFYING), State.VERIFIED, at)
+    assert cost() == once
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_unknown_addresses_say_so_in_the_same_look(ada: Any, empty: World) -> None:
+    answer = ada(empty).get("/nothing/")
+    assert answer.status_code == 404
+    assert "There is nothing at this address." in answer.content.decode()
+    assert ada(empty, "bob").get("/api/v1/nothing/").json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("address", ["/?part=none", "/?minutes=7", "/series/ttft/?minutes=x"])
+def test_unknown_parts_and_ranges_are_not_found(ada: Any, empty: World, address: str) -> None:
+    assert ada(empty).get(address).status_code == 404
+
+
+def test_an_expired_form_says_what_to_do(empty: World) -> None:
+    answer = Client(enforce_csrf_checks=True).post("/login/", {"username": "a", "password": "b"})
+    assert answer.status_code == 403
+    assert "This form has expired." in answer.content.decode()
+
+
+def test_pages_cannot_be_written_to(ada: Any, empty: World) -> None:
+    assert ada(empty).post("/").status_code == 405

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+import pytest
+
+from controlplane.actions.models import State as ActionState
+from controlplane.actions.models import Verdict
+from controlplane.alerts.models import Delivery
+from controlplane.diagnosis.models import Incident
+from controlplane.web.templatetags import ui
+from slo.selectors import State as ObjectiveState
+
+S, T, M = "\u00a0", "\u202f", "\u2212"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "–"), (math.nan, "–"), (0, "0"), (12, "12"), (1234567, f"1{T}234{T}567"),
+        (-1500, f"{M}1{T}500"), (3.14159, "3.14"), (0.001234, "0.00123"), (14.0, "14"),
+        (1234.5, f"1{T}234"), (-0.0, "0"), (5.1, "5.1"),
+    ],
+)  # fmt: skip
+def test_numbers(value: float | None, said: str) -> None:
+    assert ui.number(value) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (None, "–"), (0, f"0{S}ms"), (0.00042, f"0.42{S}ms"), (0.42, f"420{S}ms"),
+        (1.243, f"1.24{S}s"), (0.9999, f"1.00{S}s"), (42, f"42{S}s"), (12.34, f"12.3{S}s"),
+        (545, f"9{S}min 5{S}s"), (15120, f"4{S}h 12{S}min"), (360000, f"4{S}d 4{S}h"),
+        (-60, f"{M}1{S}min"), (59.99, f"1{S}min"),
+    ],
+)  # fmt: skip
+def test_durations_have_two_units_at_most(seconds: float | None, said: str) -> None:
+    assert ui.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.99, "99.00"), (0.999999, "99.99"), (1.0, "100.00"), (0.9861, "98.61"), (None, None)],
+)
+def test_shares_are_cut_so_that_hundred_means_all(share: float | None, said: str | None) -> None:
+    assert ui.percent(share) == (f"{said}{S}%" if said else "–")
+
+
+def test_targets_keep_the_digits_they_were_promised_with() -> None:
+    assert [ui.target(t) for t in (0.9, 0.999, 0.99995)] == [f"90{S}%", f"99.9{S}%", f"99.995{S}%"]
+
+
+def test_burn_rates() -> None:
+    assert [ui.factor(v) for v in (14.4, 0.617, 113.2, None)] == ["14.4×", "0.62×", "113×", "–"]
+
+
+def test_every_state_of_every_room_has_a_shape_and_a_word() -> None:
+    for states in (ActionState, Verdict, Delivery.State, Incident.State, ObjectiveState):
+        for state in states.values:
+            kind, word = ui.STATES[state]
+            assert kind in ("ok", "warn", "bad", "act", "none")
+            assert str(word)
+
+
+def test_an_overdrawn_budget_grows_to_the_left() -> None:
+    left, over, far = (ui.budget_rule(v, "met") for v in (0.5, -0.5, -7.0))
+    assert 'x="33.30%"' in left
+    assert 'class="ok"' in left
+    assert 'x="16.65%" y="3" width="16.65%"' in over
+    assert 'class="bad"' in over
+    assert 'x="0.00%" y="3" width="33.30%"' in far
+    assert "−700\u00a0% of the error budget left" in far
+    assert "unknown" in ui.budget_rule(None, "no_data")
+
+
+def test_sparklines_keep_gaps_and_escape_labels() -> None:
+    points = [(0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 2.0)]
+    drawn = ui.sparkline(points, (0.0, 3.0), 2.5, 'a "label"', datetime.fromtimestamp(2, UTC))
+    assert drawn.count("M") == 2
+    assert 'class="bound"' in drawn
+    assert 'class="since" x="106.7"' in drawn
+    assert "a &quot;label&quot;" in drawn
+    assert ui.sparkline([(0.0, None)], (0.0, 1.0), None, "x") == ""
+
+
+def test_times_are_utc_and_carry_the_instant() -> None:
+    at = datetime(2026, 3, 1, 14, 2, 5, tzinfo=UTC)
+    assert ">14:02:05</time>" in ui.clock(at)
+    assert 'datetime="2026-03-01T14:02:05+00:00"' in ui.clock(at)
+    assert ">2026-03-01 14:02</time>" in ui.moment(at)
