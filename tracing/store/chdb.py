@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import math
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,9 @@ class ChdbStore:
                 ) from error
             raise StoreError(f"Cannot open the telemetry store {path}: {error}") from error
         self._open = True
+        # One statement at a time. Seen with chDB 4.4: a query that waits inside chDB holds the
+        # GIL that an insert from Python(…) needs, and two queries at once mix their parameters.
+        self._one_at_a_time = threading.Lock()
         for statement in statements:
             self._run(statement)
 
@@ -81,7 +85,8 @@ class ChdbStore:
             raise StoreError("The telemetry store is closed")
         texts = {name: _text(value) for name, value in (parameters or {}).items()}
         try:
-            return self._session.query(sql, "ArrowTable", params=texts)
+            with self._one_at_a_time:
+                return self._session.query(sql, "ArrowTable", params=texts)
         except (ChdbError, RuntimeError) as error:
             raise StoreError(str(error)) from error
 
@@ -96,7 +101,8 @@ class ChdbStore:
         if not self._open:
             raise StoreError("The telemetry store is closed")
         try:
-            self._session.query(sql)
+            with self._one_at_a_time:
+                self._session.query(sql)
         except (ChdbError, RuntimeError) as error:
             raise StoreError(str(error)) from error
 
@@ -104,6 +110,7 @@ class ChdbStore:
         return self._run(sql, parameters)
 
     def close(self) -> None:
-        if self._open:
-            self._open = False
-            self._session.close()
+        with self._one_at_a_time:
+            if self._open:
+                self._open = False
+                self._session.close()
