@@ -23,11 +23,11 @@ def main() -> int:
     )
     try:
         config = load(sys.argv[1:], os.environ, adapters=list(adapter_classes()))
-        Agent(config).run(say)
+        well = Agent(config).run(say)
     except (ConfigError, BoundsError) as error:
         sys.stderr.write(f"agent: {error}\n")
         return 2
-    return 0
+    return 0 if well else 1
 
 
 if __name__ == "__main__":

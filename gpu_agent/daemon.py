@@ -62,6 +62,7 @@ class Agent:
         self.version = agent_version()
         self.clock = Clock()
         self.stop = threading.Event()
+        self.failed = False
         self._lock_state()
         load_bounds(config.bounds_file)  # a wrong file shall fail the start, not the first change
         self.journal = Journal(config.state_dir / "journal.sqlite3")
@@ -240,8 +241,11 @@ class Agent:
 
     # -- life ---------------------------------------------------------------------------------
 
-    def run(self, ready: Callable[[str], None]) -> None:
-        """Until `stop` is set or SIGTERM or SIGINT comes. Raises ConfigError: port in use."""
+    def run(self, ready: Callable[[str], None]) -> bool:
+        """Until SIGTERM or SIGINT comes; False when a fault of ours ended it.
+
+        Raises ConfigError when the health port is in use.
+        """
         server = self._serve_health()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stop.set())
@@ -256,6 +260,7 @@ class Agent:
         self._finish(threads)
         server.shutdown()
         server.server_close()
+        return not self.failed
 
     def _serve_health(self) -> HealthServer:
         address = (self.config.health_host, self.config.health_port)
@@ -277,12 +282,25 @@ class Agent:
             "sync": self.sync.run,
         }
         threads = [
-            threading.Thread(target=run, args=(self.stop,), name=name, daemon=True)
+            threading.Thread(target=self._keep, args=(run,), name=name, daemon=True)
             for name, run in jobs.items()
         ]
         for thread in threads:
             thread.start()
         return threads
+
+    def _keep(self, run: Callable[[threading.Event], None]) -> None:
+        """A thread that dies of a fault of ours takes the agent along: half an agent is none.
+
+        Whoever supervises starts it again, and the journal says what was open.
+        """
+        try:
+            run(self.stop)
+        except Exception:
+            if not self.stop.is_set():
+                log.exception("%s died, the agent stops", threading.current_thread().name)
+                self.failed = True
+                self.stop.set()
 
     def _finish(self, threads: list[threading.Thread]) -> None:
         """A change in progress is finished or left to the journal; the spool stays on disk."""

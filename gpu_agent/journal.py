@@ -368,14 +368,14 @@ class _Transaction:
         self.db.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.db.execute("ROLLBACK")
-            return
         try:
-            self.db.execute("COMMIT")
-        except sqlite3.Error:  # a full disk: leave no transaction open for the next one
-            self.db.execute("ROLLBACK")
-            raise
+            if kind is None:
+                self.db.execute("COMMIT")
+        finally:
+            # A block that raised, or a commit that failed. On a full disk SQLite may have rolled
+            # back by itself.
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
 
 
 def _entry(row: sqlite3.Row) -> Entry:

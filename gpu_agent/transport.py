@@ -11,6 +11,7 @@ import http.client
 import json
 import logging
 import random
+import sqlite3
 import ssl
 import threading
 import time
@@ -167,7 +168,8 @@ class SyncLoop:
         """One exchange: seconds to wait before the next, and whether this one failed."""
         try:
             reply = self._exchange(self._request(stopping))
-        except (OSError, WireError, ValueError) as error:
+        # sqlite3: a journal that cannot be written takes no commands; they will be offered again.
+        except (OSError, ValueError, sqlite3.Error) as error:
             self.standing.bad(str(error) or type(error).__name__)
             return self._backoff.fail(), True
         if isinstance(reply, Answer):

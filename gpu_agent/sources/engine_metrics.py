@@ -33,6 +33,7 @@ LINE_BYTES_MAX = 64 * 1024
 LINES_MAX = 200_000
 SERIES_MAX = 50_000
 LABELS_MAX = 64
+COUNT_MAX = 2**63
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|(?=}))')
@@ -71,7 +72,7 @@ class _Buckets:
         counts: list[int] = []
         below = 0.0
         for value in [*(self.cumulative[bound] for bound in bounds), total]:
-            if not value >= below or value == math.inf:
+            if not value >= below or value > COUNT_MAX:
                 return None
             counts.append(round(value - below))
             below = value
@@ -205,7 +206,7 @@ class Exposition:
         """When the process behind the page began, from process_start_time_seconds, or 0."""
         family = self._families.get("process_start_time_seconds")
         value = family.samples[0].value if family else 0.0
-        return int(value * 1e9) if 0 < value < 1e11 else 0
+        return int(value * 1e9) if 0 < value < 1e10 else 0
 
 
 def _labels(text: str) -> tuple[dict[str, str], str]:

@@ -123,7 +123,11 @@ class Nvml(Source):
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer = bytearray(rest)
         self._asked_at = None
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:  # the library printed into the pipe: start over with a fresh worker
+            self._ended()
+            return None
         if "absent" in answer:
             self.gpu_status = f"no GPU: {answer['absent']}"
             self._ended()

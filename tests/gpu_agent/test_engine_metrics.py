@@ -137,6 +137,26 @@ def test_otlp_carries_kind_labels_times_and_bounds() -> None:
     assert (histogram.count, histogram.sum) == (9, 3.5)
 
 
+NOISE = st.text(alphabet='ab_ {}=",\\\\#0159e+-.NaIf\\n\\t', max_size=40)
+LINES = st.one_of(
+    NOISE,
+    st.builds("# TYPE {} {}".format, st.sampled_from(["a", "b"]), st.sampled_from(["histogram"])),
+    st.builds('a_bucket{{le="{}"}} {}'.format, st.floats(), st.floats()),
+    st.builds("a_{} {}".format, st.sampled_from(["sum", "count", "total"]), st.floats()),
+    st.builds("process_start_time_seconds {}".format, st.floats()),
+)
+
+
+@given(st.lists(LINES, max_size=12))
+def test_whatever_a_page_says_is_read_or_counted_and_can_be_encoded(lines: list[str]) -> None:
+    page = Exposition()
+    for line in lines:
+        page.feed(line)
+    families = page.families()
+    assert otlp.encode(Reading({}, 1, families, page.start_ns()), version="1")
+    assert page.lines == len(lines)
+
+
 def source(url: str, **limits: int) -> EngineMetrics:
     return EngineMetrics(
         engine="engine-0", service="chat", node="node-1", url=url, timeout_s=2.0, **limits

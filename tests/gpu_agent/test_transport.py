@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -133,3 +137,39 @@ def test_a_reply_is_json_of_the_protocol(control_plane: ControlPlane) -> None:
     assert SyncReply.from_json(json.loads(answer.body)).poll_after_s == 0.1
     assert control_plane.requests[0].stopping
     connection.close()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate for 127.0.0.1 that no system trusts, with its key in one file."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl: no certificate can be made")
+    both = tmp_path / "both.pem"
+    arguments = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=t"
+    subprocess.run(
+        [
+            *(openssl, *arguments.split(), "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    both.write_text((tmp_path / "cert.pem").read_text() + (tmp_path / "key.pem").read_text())
+    return both
+
+
+def test_a_certificate_is_verified_against_the_ca_file_and_never_skipped(
+    certificate: Path,
+) -> None:
+    server = Said(200, b"{}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
+    url = server.url.replace("http://", "https://")
+    with server:
+        trusting = Connection(url, timeout_s=2.0, ca_file=certificate.parent / "cert.pem")
+        assert trusting.post("/", b"x", {}).body == b"{}"
+        trusting.close()
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            Connection(url, timeout_s=2.0).post("/", b"x", {})
