@@ -50,7 +50,8 @@ def start(home: Path, *, fill: bool) -> tuple[subprocess.Popen[bytes], Site]:
         **os.environ,
         "TRIMTAB_HOME": str(home),
         "TRIMTAB_PUBLIC_URL": f"http://127.0.0.1:{port}",
-        "TRIMTAB_BROKER_URL": "memory://nobody",  # the loop stands still: the seeded story stays
+        # A broker elsewhere: no loop runs in this server, so the seeded story stays as it is.
+        "TRIMTAB_BROKER_URL": "filesystem://",
         "TRIMTAB_LOG_LEVEL": "WARNING",
         "DJANGO_SETTINGS_MODULE": "controlplane.settings",
     }

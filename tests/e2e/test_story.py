@@ -1,4 +1,4 @@
-"""Sign in, read the story, open the objective, the incident, see the outcome arrive, open the trace."""
+"""Sign in, read the story, open the objective, the incident, see its outcome, open the trace."""
 
 from __future__ import annotations
 
@@ -45,9 +45,8 @@ class Visit:
         self.page.goto(self.site.url + path)
         if "/login/" not in self.page.url:
             self.page.wait_for_selector("#live:not(:empty)", state="attached")
-            self.page.wait_for_function(
-                "[...document.querySelectorAll('.plot')].every(p => p.querySelector('.u-over, .say'))"
-            )
+            undrawn = ".plot:not(:has(.u-over)):not(:has(.say))"
+            self.page.wait_for_selector(undrawn, state="detached")
 
     def sign_in(self) -> None:
         self.go("/login/")
@@ -57,7 +56,7 @@ class Visit:
         self.page.wait_for_url(self.site.url + "/")
 
     def violations(self) -> list[str]:
-        """What axe finds, one line each; the page's own policy forbids a script tag, so evaluate."""
+        """What axe finds, one line each. The content policy forbids a script tag: evaluate."""
         self.page.evaluate(AXE.read_text())
         found = self.page.evaluate("tags => axe.run(document, {runOnly: tags})", AXE_TAGS)
         return [
