@@ -16,10 +16,12 @@ django_application = get_asgi_application()
 
 import asyncio  # noqa: E402
 import threading  # noqa: E402
+import warnings  # noqa: E402
 from collections.abc import Awaitable, Callable, MutableMapping  # noqa: E402
 from typing import Any  # noqa: E402
 
 from celery.beat import EmbeddedService  # noqa: E402
+from celery.exceptions import SecurityWarning  # noqa: E402
 from django.conf import settings  # noqa: E402
 
 from controlplane.accounts.selectors import ingest_tenant  # noqa: E402
@@ -38,16 +40,8 @@ class EmbeddedCelery:
     """Worker and beat in threads of this process; both are daemons and end with it."""
 
     def start(self) -> None:
-        self.worker = celery_app.Worker(
-            pool="threads",
-            concurrency=3,
-            loglevel="WARNING",
-            without_gossip=True,
-            without_mingle=True,
-            without_heartbeat=True,
-            quiet=True,
-        )
-        threading.Thread(target=self.worker.start, name="celery-worker", daemon=True).start()
+        # Both close Django's connections as they start, which is not for an event loop's thread.
+        threading.Thread(target=self._work, name="celery-worker", daemon=True).start()
         self.beat = EmbeddedService(
             celery_app,
             thread=True,
@@ -57,13 +51,27 @@ class EmbeddedCelery:
         self.beat.daemon = True
         self.beat.start()
 
+    def _work(self) -> None:
+        # Tasks come from this process alone, in JSON: what the warning about root is for.
+        warnings.simplefilter("ignore", SecurityWarning)
+        self.worker = celery_app.Worker(
+            pool="threads",
+            concurrency=3,
+            loglevel="WARNING",
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+            quiet=True,
+        )
+        self.worker.start()
+
     def stop(self) -> None:
         self.beat.stop()
         self.worker.stop()
 
 
 async def lifespan(receive: Receive, send: Send) -> None:
-    embedded = EmbeddedCelery() if settings.CELERY_BROKER_URL == "memory://" else None
+    embedded = EmbeddedCelery() if settings.CELERY_BROKER_URL.startswith("memory:") else None
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":

@@ -219,7 +219,7 @@ REST_FRAMEWORK = {
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
 
 # Celery: an in-memory broker wakes work up; what must survive a kill is an outbox in the database
-CELERY_BROKER_URL = os.environ.get("TRIMTAB_BROKER_URL", "memory://")
+CELERY_BROKER_URL = os.environ.get("TRIMTAB_BROKER_URL", "memory://embedded/")
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TIMEZONE = "UTC"
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False

@@ -66,6 +66,9 @@ class Screen:
         head = textwrap.shorten(title, WIDTH - 6, placeholder="…")
         self.say(f"┌─ {head} " + "─" * (WIDTH - len(head) - 5) + "┐")
         for line in lines:
-            for part in [line[i : i + WIDTH - 4] for i in range(0, len(line), WIDTH - 4)] or [""]:
-                self.say(f"│ {part:<{WIDTH - 4}} │")
+            # A link is never broken: what is clicked must be whole.
+            wide = WIDTH - 4
+            parts = [line] if "://" in line else textwrap.wrap(line, wide, subsequent_indent="  ")
+            for part in parts or [""]:
+                self.say(f"│ {part:<{wide}} │")
         self.say("└" + "─" * (WIDTH - 2) + "┘")
