@@ -81,10 +81,9 @@ def test_a_result_that_changed_since_it_was_sent_is_sent_again(tmp_path: Path) -
 def test_a_write_that_fails_leaves_the_journal_usable(tmp_path: Path) -> None:
     journal = journal_at(tmp_path)
     journal._db.execute("PRAGMA max_page_count = 1")
-    numbers = iter(range(1000))
+    commands = [apply_command(command_id=f"c{number}") for number in range(1000)]
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        while True:
-            journal.receive(apply_command(command_id=f"c{next(numbers)}"))
+        all(map(journal.receive, commands))
     journal._db.execute("PRAGMA max_page_count = 100000")
     assert journal.receive(apply_command(command_id="after"))
     assert journal.get("after") is not None
