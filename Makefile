@@ -39,8 +39,8 @@ check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
 	  echo '· makemigrations --check'; $(BIN)/python manage.py makemigrations --check --dry-run; \
 	  rm -rf "$$TRIMTAB_HOME"
 
-bench: setup ## same-run comparisons; each prints its figures and PASS or FAIL
-	@for b in bench/ingest.py bench/loop.py; do echo "== $$b"; $(BIN)/python $$b; done
+bench: $(DEV) $(NODE) ## same-run comparisons; each prints its figures and PASS or FAIL
+	@for b in 'bench/ingest.py' 'bench/loop.py' 'bench/loop.py quiet'; do echo "== $$b"; $(BIN)/python $$b; done
 
 chaos: $(DEV) $(NODE) ## kill −9 control plane, agent and engine under load, then count (N=50)
 	@$(BIN)/python bench/chaos.py --kills $${N:-50}

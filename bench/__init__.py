@@ -1,0 +1,1 @@
+"""Same-run comparisons. Each prints its figures and ends in a line with PASS or FAIL."""

@@ -1,0 +1,330 @@
+"""Does the loop help? The same seeded arrivals under three arms, interleaved in one run.
+
+  off     NORMS' default configuration, the loop watching but not acting
+  on      the same start, the loop acting
+  static  the best of 12 fixed configurations, chosen in hindsight, the loop watching
+
+Control plane, agent, engine and this client run alike in every arm: only who may act, and the
+configuration, differ. Time runs three times as fast as NORMS has it (control window 5 s, scrape
+1 s, TTL 40 s), so that nine runs fit in 15 minutes; `--norms` takes NORMS' own times.
+
+`python bench/loop.py quiet` is the other half: steady light load at NORMS' times; nothing may
+happen, and it measures what watching costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from controlplane.demo.house import House, Ports
+from controlplane.demo.prepare import OBJECTIVES
+from engine.replay import Record, Replayer, Request, Status, Summary, arrivals, summarise
+
+# 12 fixed configurations around the defaults (32, 2048, 512), on the knobs' own ladders.
+STATIC = [
+    {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "prefill_chunk_tokens": chunk}
+    for seqs in (16, 32, 64, 128)
+    for tokens, chunk in ((512, 128), (2048, 512), (4096, 2048))
+]
+DEFAULTS = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "prefill_chunk_tokens": 512}
+FAST = {
+    "TRIMTAB_CONTROL_WINDOW_S": "5",
+    "TRIMTAB_ACTION_TTL_S": "40",
+}
+TTFT_S = OBJECTIVES[0]["spec"]["threshold_ms"] / 1000
+TPOT_S = OBJECTIVES[1]["spec"]["threshold_ms"] / 1000
+
+
+@dataclass
+class Run:
+    """One arm under one seed."""
+
+    arm: str
+    seed: int
+    records: list[Record]
+    summary: Summary
+    shift_s: float
+    incidents: list[dict[str, Any]]
+    actions: list[dict[str, Any]]
+    cpu_share: dict[str, float]
+    started: float
+    windows: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def inside(self) -> float:
+        return share_inside(self.records)
+
+    def detected_s(self) -> float | None:
+        """Seconds from the shift to the first incident's row."""
+        times = [stamp(i["opened_at"]) - self.started - self.shift_s for i in self.incidents]
+        return min(times, default=None)
+
+    def mitigated_s(self, window_s: float = 5.0) -> float | None:
+        """Seconds from the shift to the end of the first two windows in a row, after the first
+        bad one, in which at least 95 % of the requests were inside. None: never bad, or never
+        mended."""
+        late = [r for r in self.records if r.sent_s >= self.shift_s]
+        last = max((r.sent_s for r in late), default=self.shift_s)
+        bad_seen, good = False, 0
+        for k in range(int((last - self.shift_s) / window_s)):
+            start = self.shift_s + k * window_s
+            share = share_inside([r for r in late if start <= r.sent_s < start + window_s])
+            good = good + 1 if share >= 0.95 else 0
+            bad_seen = bad_seen or share < 0.856  # 14.4 times the budget of 1 %
+            if bad_seen and good == 2:
+                return (k + 1) * window_s
+        return None
+
+
+def inside(record: Record) -> bool:
+    """Answered, with TTFT and TPOT within the service's objectives (goodput)."""
+    if record.status is not Status.OK or record.ttft_s > TTFT_S:
+        return False
+    return record.tokens <= 1 or record.tpot_s <= TPOT_S
+
+
+def share_inside(records: Sequence[Record]) -> float:
+    return sum(map(inside, records)) / len(records) if records else 1.0
+
+
+def stamp(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+class CpuMeter:
+    """CPU seconds of process trees between two moments, as a share of the machine."""
+
+    def __init__(self, house: House) -> None:
+        self.trees = {n: psutil.Process(c.pid) for n, c in house.processes.children.items()}
+        self.before = {name: self.seconds(tree) for name, tree in self.trees.items()}
+        self.at = time.monotonic()
+
+    @staticmethod
+    def seconds(tree: psutil.Process) -> float:
+        total = 0.0
+        for process in [tree, *tree.children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system
+        return total
+
+    def shares(self) -> dict[str, float]:
+        span = (time.monotonic() - self.at) * (os.cpu_count() or 1)
+        return {n: (self.seconds(t) - self.before[n]) / span for n, t in self.trees.items()}
+
+
+@contextmanager
+def house(*, acting: bool, settings: dict[str, str], scrape_s: float) -> Iterator[House]:
+    """A fresh house on free ports, ended and removed afterwards."""
+    home = Path(tempfile.mkdtemp(prefix="trimtab-bench-"))
+    built = House(
+        home,
+        Ports.free(),
+        settings={**settings, "TRIMTAB_AUTOPILOT": "1" if acting else "0"},
+        scrape_s=scrape_s,
+    )
+    try:
+        built.start()
+        yield built
+    finally:
+        built.stop()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def drive(built: House, requests: list[Request]) -> tuple[list[Record], Replayer, float]:
+    replayer = Replayer(built.engine_url)
+    started = time.time()
+    records = asyncio.run(replayer.run(requests))
+    return records, replayer, started
+
+
+def one_run(
+    arm: str, seed: int, values: dict[str, Any], requests: list[Request], shift_s: float,
+    settings: dict[str, str], scrape_s: float,
+) -> Run:  # fmt: skip
+    with house(acting=arm == "on", settings=settings, scrape_s=scrape_s) as built:
+        built.configure(values, by="bench")
+        warm_up(built)
+        meter = CpuMeter(built)
+        records, replayer, started = drive(built, requests)
+        return Run(
+            arm, seed, records, summarise(records, replayer.unsolicited), shift_s,
+            built.api("incidents/")["incidents"], built.api("actions/")["actions"],
+            meter.shares(), started,
+        )  # fmt: skip
+
+
+def warm_up(built: House) -> None:
+    """A second of light load: the first forward passes of a process are slow in every arm."""
+    drive(built, arrivals(99, [(2.0, 5.0)], name="warm"))
+
+
+def best_static(rate: float, seconds: float, settings: dict[str, str]) -> dict[str, int]:
+    """The configuration with the largest share inside, each under the same high load."""
+    requests = arrivals(1000, [(seconds, rate)], name="screen")
+    scores: list[tuple[float, dict[str, int]]] = []
+    with house(acting=False, settings=settings, scrape_s=1.0) as built:
+        warm_up(built)
+        for values in STATIC:
+            built.configure(values, by="bench")
+            records, _, _ = drive(built, requests)
+            scores.append((share_inside(records), values))
+            say(f"  static {describe(values):<24} inside {scores[-1][0]:.3f}")
+    return max(scores, key=lambda score: score[0])[1]
+
+
+def describe(values: dict[str, Any]) -> str:
+    return "/".join(str(values[k]) for k in DEFAULTS)
+
+
+def row(run: Run) -> str:
+    counts = {k: n for k, n in run.summary.counts.items() if n}
+    detected, mitigated = run.detected_s(), run.mitigated_s()
+    changes = [" ".join(f"{k} {c['from']}→{c['to']}" for k, c in a["changes"].items())
+               + f" {a['state']}" for a in reversed(run.actions)
+               if a["state"] not in ("expired", "rejected")]  # fmt: skip
+    return (
+        f"  seed {run.seed} {run.arm:<7} inside {run.inside:.3f}  "
+        f"TTFT p99 {run.summary.ttft_p99_s:6.2f} s  TPOT p99 {run.summary.tpot_p99_s * 1e3:4.0f} ms"
+        f"  detected {'–' if detected is None else f'{detected:.0f} s'}"
+        f"  mitigated {'–' if mitigated is None else f'{mitigated:.0f} s'}"
+        f"  {counts}  {'; '.join(changes)}"
+    )
+
+
+def verdict(metric: str, value: float, target: str, passed: bool) -> bool:
+    say(f"loop {metric} {value:.3f} target {target} {'PASS' if passed else 'FAIL'}")
+    return passed
+
+
+def compare(options: argparse.Namespace) -> int:
+    began = time.monotonic()
+    settings = {} if options.norms else FAST
+    scrape_s = 5.0 if options.norms else 1.0
+    with tempfile.TemporaryDirectory() as scratch:
+        probe = House(Path(scratch), Ports.free())
+        capacity = probe.capacity().requests_per_s
+    calm, high = options.calm * capacity, options.load * capacity
+    say(f"capacity {capacity:.1f} requests/s: {calm:.1f} for {options.quiet_s:g} s, "
+        f"then {high:.1f} for {options.shift_s:g} s")  # fmt: skip
+    static = best_static(high, options.screen_s, settings)
+    say(f"  best static: {describe(static)}")
+    arms = [("off", DEFAULTS), ("on", DEFAULTS), ("static", static)]
+    runs: list[Run] = []
+    for seed in range(options.seeds):
+        requests = arrivals(seed, [(options.quiet_s, calm), (options.shift_s, high)], name="bench")
+        for arm, values in arms[seed % 3 :] + arms[: seed % 3]:
+            run = one_run(arm, seed, values, requests, options.quiet_s, settings, scrape_s)
+            runs.append(run)
+            say(f"{row(run)}  [{(time.monotonic() - began) / 60:.1f} min]")
+    return judge(runs, options.seeds, options.json)
+
+
+def judge(runs: list[Run], seeds: int, json_path: Path | None) -> int:
+    by = {(run.arm, run.seed): run for run in runs}
+    over_off = [by["on", s].inside / max(by["off", s].inside, 1e-9) for s in range(seeds)]
+    over_static = [by["on", s].inside / max(by["static", s].inside, 1e-9) for s in range(seeds)]
+    lost = sum(run.summary.counts.get(Status.LOST, 0) for run in runs)
+    duplicated = sum(run.summary.duplicated for run in runs)
+    watching = max(r.cpu_share["control-plane"] + r.cpu_share["agent"] for r in runs)
+    on = [by["on", s] for s in range(seeds)]
+    say("")
+    for name, times in (("detect", [r.detected_s() for r in on]),
+                        ("mitigate", [r.mitigated_s() for r in on])):  # fmt: skip
+        known = [t for t in times if t is not None]
+        say(f"time to {name}, s: {', '.join(f'{t:.0f}' for t in known) or 'never'} "
+            f"({len(known)} of {seeds} seeds)")  # fmt: skip
+    say(f"control plane and agent took at most {watching:.1%} of the machine "
+        "(at three times NORMS' pace unless --norms)")  # fmt: skip
+    if json_path:
+        json_path.write_text(json.dumps({"over_off": over_off, "over_static": over_static}))
+    passed = [
+        verdict("requests_lost", lost, "0", lost == 0),
+        verdict("requests_answered_twice", duplicated, "0", duplicated == 0),
+        verdict("on_over_best_static_worst", min(over_static), "0.9", min(over_static) >= 0.9),
+        verdict("on_over_off_worst", min(over_off), "1.15", min(over_off) >= 1.15),
+    ]
+    return 0 if all(passed) else 1
+
+
+def quiet(options: argparse.Namespace) -> int:
+    """Ten minutes of steady load inside the objectives, at NORMS' times."""
+    with tempfile.TemporaryDirectory() as scratch:
+        capacity = House(Path(scratch), Ports.free()).capacity().requests_per_s
+    rate, seconds = options.calm * capacity, options.minutes * 60
+    say(f"{options.minutes:g} minutes at {rate:.1f} requests/s ({options.calm:.0%} of capacity)")
+    with house(acting=True, settings={}, scrape_s=5.0) as built:
+        warm_up(built)
+        meter = CpuMeter(built)
+        replayer = Replayer(built.engine_url)
+        records = asyncio.run(watch(replayer, arrivals(7, [(seconds, rate)], name="quiet")))
+        shares = meter.shares()
+        incidents, actions = built.api("incidents/")["incidents"], built.api("actions/")["actions"]
+    summary = summarise(records, replayer.unsolicited)
+    watching = shares["control-plane"] + shares["agent"]
+    say(f"inside {share_inside(records):.4f} of {summary.sent:,} requests; CPU of the machine: "
+        + ", ".join(f"{name} {share:.1%}" for name, share in shares.items()))  # fmt: skip
+    for incident in incidents:
+        say(f"  incident: {incident['what']}")
+    lost = summary.counts.get(Status.LOST, 0)
+    passed = [
+        verdict("quiet_requests_lost", lost, "0", lost == 0),
+        verdict("quiet_actions", len(actions), "0", not actions),
+        verdict("quiet_cpu_share", watching, "0.10", watching <= 0.10),
+        verdict("quiet_incidents", len(incidents), "0", not incidents),
+    ]
+    return 0 if all(passed) else 1
+
+
+async def watch(replayer: Replayer, requests: list[Request]) -> list[Record]:
+    load = asyncio.create_task(replayer.run(requests))
+    while not load.done():
+        done, _ = await asyncio.wait([load], timeout=30)
+        if not done:
+            say(f"  {replayer.now():4.0f} s  inside so far {share_inside(settled(replayer)):.4f}")
+    return await load
+
+
+def settled(replayer: Replayer) -> list[Record]:
+    return [r for r in replayer.records if r.status is not Status.PENDING]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("part", nargs="?", default="compare", choices=["compare", "quiet"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--calm", type=float, default=0.4, help="share of capacity, before")
+    parser.add_argument("--load", type=float, default=1.0, help="share of capacity, after")
+    parser.add_argument("--quiet-s", type=float, default=10)
+    parser.add_argument("--shift-s", type=float, default=60)
+    parser.add_argument("--screen-s", type=float, default=10)
+    parser.add_argument("--minutes", type=float, default=10, help="length of the quiet part")
+    parser.add_argument("--norms", action="store_true", help="NORMS' own times (longer runs)")
+    parser.add_argument("--json", type=Path, help="write the ratios here")
+    options = parser.parse_args()
+    return compare(options) if options.part == "compare" else quiet(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
