@@ -61,7 +61,7 @@ def start(home: Path, *, fill: bool) -> tuple[subprocess.Popen[bytes], Site]:
     )
     server = subprocess.Popen(
         [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(port),
-         "--log-level", "warning", "--timeout-graceful-shutdown", "5"],
+         "--log-level", "warning"],
         env=environ, cwd=ROOT,
     )  # fmt: skip
     url = f"http://127.0.0.1:{port}"

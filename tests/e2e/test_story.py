@@ -27,6 +27,18 @@ incident.state, incident.closed_at = "closed", timezone.now()
 incident.save()
 """
 
+NEXT_WINDOW = """
+from datetime import timedelta
+from slo.budget import Counts
+from slo.models import Objective, Reading
+from slo.readings import Measured, readings_book
+from tracing.types import Signal
+objective = Objective.objects.get(slug="ttft")
+last = Reading.objects.filter(objective=objective, scope="").order_by("window_end").last()
+one = Measured(last.window_end + timedelta(seconds=15), Counts(23, 100), Signal.OK)
+readings_book(objective=objective, scope="", window_s=15.0, measured=[one])
+"""
+
 
 class Visit:
     """A signed-in page and everything its console said."""
@@ -172,6 +184,9 @@ def test_the_keyboard_reaches_everything(visit: Any, site: Site) -> None:
     assert page.is_visible("[popover]:popover-open")
     assert "max_num_seqs" in page.inner_text("[popover]:popover-open")
     one.shoot("engine")
+    page.evaluate("document.body.dispatchEvent(new CustomEvent('changed:fleet'))")
+    page.wait_for_timeout(1000)
+    assert page.is_visible("[popover]:popover-open"), "a live update closed what was being read"
     page.keyboard.press("Escape")
     page.focus("button.cell")
     page.keyboard.press("Shift+Tab")
@@ -209,6 +224,10 @@ def test_from_story_to_objective_to_incident_to_outcome_to_trace(
         assert page.get_attribute("#favicon", "href").endswith("/act.svg")  # type: ignore[union-attr]
         page.click("#objectives >> text=First token within 500 ms")
         page.wait_for_url("**/objectives/ttft/")
+        page.wait_for_selector("#live:not(:empty)", state="attached")
+        page.wait_for_selector(".u-over")
+        site.run(NEXT_WINDOW)
+        page.wait_for_selector(".readout >> text=missed 77", timeout=20_000)
         page.click("#incidents a")
         page.wait_for_url(f"**/incidents/{site.incident}/")
         page.wait_for_selector("#live:not(:empty)", state="attached")
@@ -227,7 +246,7 @@ def test_from_story_to_objective_to_incident_to_outcome_to_trace(
         one.go("/")
         one.shoot("overview-outcome")
         assert one.console == []
-        one.context.close()
     finally:
-        stop(server)
+        stop(server)  # with the page still open: its stream must not hold the server up
+    one.context.close()
     assert server.returncode in (0, -15, 143)

@@ -107,6 +107,12 @@ def percent(share: float | None, decimals: int = 2) -> str:
 
 
 @register.filter
+def part(share: float | None) -> str:
+    """A share that promises nothing, rounded to three figures: 44.7 %, 0.58 %, 73 %."""
+    return NOTHING if share is None else significant(share * 100) + SPACE + "%"
+
+
+@register.filter
 def target(share: float) -> str:
     """A target with as many digits as it was promised with: 0.999 → 99.9 %."""
     return f"{share * 100:.4f}".rstrip("0").rstrip(".") + SPACE + "%"
@@ -153,7 +159,7 @@ def measure(value: float | None, unit: str = "") -> str:
     if unit in ("s", "seconds"):
         return duration(value)
     if unit in ("share", "ratio"):
-        return percent(value, 1)
+        return part(value)
     if unit == "%":
         return significant(value) + SPACE + "%"
     return significant(value) + (SPACE + unit if unit else "")

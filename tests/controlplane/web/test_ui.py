@@ -48,6 +48,11 @@ def test_shares_are_cut_so_that_hundred_means_all(share: float | None, said: str
     assert ui.percent(share) == (f"{said}{S}%" if said else "–")
 
 
+def test_other_shares_are_rounded() -> None:
+    said = [ui.part(share) for share in (0.44660, 0.0058309, 0.73, None)]
+    assert said == [f"44.7{S}%", f"0.583{S}%", f"73{S}%", "–"]
+
+
 def test_targets_keep_the_digits_they_were_promised_with() -> None:
     assert [ui.target(t) for t in (0.9, 0.999, 0.99995)] == [f"90{S}%", f"99.9{S}%", f"99.995{S}%"]
 

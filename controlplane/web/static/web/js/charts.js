@@ -2,7 +2,7 @@
 // <figure class="chart" data-src="/series/…" data-chart="latency">: figures with one source share
 // one fetch and one cursor. Null is a gap. Colours are read from tokens; a theme change redraws.
 (() => {
-  const HEIGHT = 180, WINDOWS_MAX = 1000;
+  const HEIGHT = 180;
   const root = document.documentElement;
   const probe = document.createElement("i");
   probe.hidden = true;
@@ -154,14 +154,23 @@
     add(point) {
       if (!this.data || point.objective !== this.data.objective) return;
       if (point.step_s !== this.data.step_s) return this.later(); // a wider range: windows are summed on the server
-      const { x } = this.data, replace = x.at(-1) === point.at;
-      if (!replace && point.at < x.at(-1)) return;
-      if (!replace) x.push(point.at);
-      for (const [key, spec] of Object.entries(this.data.charts)) {
-        spec.lines.forEach((line, i) => { const value = point.values[key][i]; if (replace) line.values[line.values.length - 1] = value; else line.values.push(value); });
-        if (x.length > WINDOWS_MAX || x[0] < point.at - this.data.minutes * 60) spec.lines.forEach((line) => line.values.shift());
+      // A window is judged some seconds after it ended, so its place is often there already, empty.
+      const { x, charts } = this.data;
+      const lines = Object.entries(charts).flatMap(([key, spec]) => spec.lines.map((line, i) => [line, point.values[key][i]]));
+      let at = x.indexOf(point.at);
+      if (at < 0) {
+        if (point.at < x.at(-1)) return;
+        for (let end = x.at(-1) + point.step_s; end <= point.at; end += point.step_s) {
+          x.push(end);
+          lines.forEach(([line]) => line.values.push(null));
+        }
+        at = x.length - 1;
+        while (x[0] < x[at] - this.data.minutes * 60) {
+          x.shift(); at -= 1;
+          lines.forEach(([line]) => line.values.shift());
+        }
       }
-      if (x.length > WINDOWS_MAX || x[0] < point.at - this.data.minutes * 60) x.shift();
+      lines.forEach(([line, value]) => { line.values[at] = value; });
       this.charts.forEach((chart) => chart.set(this.data));
     }
   }
