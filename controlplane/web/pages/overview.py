@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -13,44 +14,84 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant, Token
 from controlplane.fleet.models import Engine
 from controlplane.web.access import TenantRequest, minutes_of, page, send
-from controlplane.web.charts import RANGES, questions
-from controlplane.web.fleet import fleet_cells
+from controlplane.web.charts import RANGES, Question, questions
+from controlplane.web.fleet import Cell, fleet_cells
 from controlplane.web.pages.objectives import ObjectiveRow, objective_rows, page_state
 from controlplane.web.story import StoryLine, story_lines
 from slo.models import Objective
+from slo.selectors import State
 from tracing import query
+
+MINUTES_DEFAULT = 15
+
+
+class Overview:
+    """What the page shows, each thing read when a template first asks: a part costs only itself."""
+
+    def __init__(self, tenant: Tenant, now: datetime) -> None:
+        self.tenant = tenant
+        self.now = now
+
+    @cached_property
+    def lines(self) -> list[StoryLine]:
+        return story_lines(self.tenant, self.now)
+
+    @cached_property
+    def rows(self) -> list[ObjectiveRow]:
+        return objective_rows(self.tenant, self.now, self.lines)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        return fleet_cells(self.tenant, self.lines, self.now)
+
+    @cached_property
+    def first_run(self) -> FirstRun | None:
+        return first_run(self.tenant, self.now)
+
+    @property
+    def open_count(self) -> int:
+        return sum(line.state != "ok" for line in self.lines)
+
+    @property
+    def acting_count(self) -> int:
+        return sum(line.state == "act" for line in self.lines)
+
+    @property
+    def smallest(self) -> ObjectiveRow | None:
+        """The objective with the least budget left, None while none has data."""
+        return next((row for row in self.rows if row.standing.budget_left is not None), None)
+
+    @property
+    def all_met(self) -> bool:
+        return all(row.standing.state in (State.MET, State.NO_DATA) for row in self.rows)
+
+    @property
+    def state(self) -> str:
+        """For the favicon: acting, else bad while an incident is open, else the worst objective."""
+        if self.acting_count:
+            return "act"
+        return "bad" if self.open_count else page_state(self.rows)
+
+    @cached_property
+    def shown(self) -> Objective | None:
+        """The objective whose charts stand on the page: of the first story, else the worst."""
+        if self.lines:
+            return self.lines[0].incident.objective
+        return self.rows[0].standing.objective if self.rows else None
+
+    @property
+    def charts(self) -> list[Question]:
+        return questions(self.shown) if self.shown else []
 
 
 @page
 def overview(request: TenantRequest) -> HttpResponse:
-    now = timezone.now()
-    lines = story_lines(request.tenant, now)
-    rows = objective_rows(request.tenant, now, lines)
-    shown = _shown(lines, rows)
-    is_open = [line for line in lines if line.state != "ok"]
     context = {
-        "lines": lines,
-        "open_count": len(is_open),
-        "acting_count": sum(line.state == "act" for line in lines),
-        "rows": rows,
-        "smallest": next((row for row in rows if row.standing.budget_left is not None), None),
-        "met_all": all(row.standing.state in ("met", "no_data") for row in rows),
-        "shown": shown,
-        "charts": questions(shown) if shown else [],
-        "minutes": minutes_of(request, 15),
+        "now": Overview(request.tenant, timezone.now()),
+        "minutes": minutes_of(request, MINUTES_DEFAULT),
         "ranges": RANGES,
-        "cells": fleet_cells(request.tenant, lines, now),
-        "first_run": first_run(request.tenant, now),
-        "page_state": "act" if any(line.state == "act" for line in is_open) else page_state(rows),
     }
     return send(request, "overview.html", context, parts=("story", "objectives", "fleet", "first"))
-
-
-def _shown(lines: list[StoryLine], rows: list[ObjectiveRow]) -> Objective | None:
-    """The objective whose charts stand on the page: of the first story, else the worst."""
-    if lines:
-        return lines[0].incident.objective
-    return rows[0].standing.objective if rows else None
 
 
 @dataclass(frozen=True)
