@@ -69,7 +69,7 @@ def action_propose(
         changes=changes,
         expected_config_version=engine.config_version,
         idempotency_key=_key(engine, changes, diagnosis),
-        ttl_s=settings.TRIMTAB_ACTION_TTL_S,
+        ttl_s=_ttl_s(diagnosis),
         deadline=now + DISPATCH_WITHIN,
         created_at=now,
     )
@@ -172,6 +172,16 @@ def _grant(
         if not same_way and action.state == State.VERIFIED:
             return f"{knob.slug} was just moved the other way; not turned back for {_minutes()} min"
     return target
+
+
+def _ttl_s(diagnosis: Diagnosis) -> float:
+    """The default, and the time the queue of now takes to drain: until then nothing is to be seen.
+
+    At most twice the default.
+    """
+    drain_s = float(diagnosis.facts.get("drain_s") or 0.0)
+    default_s = settings.TRIMTAB_ACTION_TTL_S
+    return float(default_s + min(max(0.0, drain_s), default_s))
 
 
 def _minutes() -> int:

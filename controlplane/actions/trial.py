@@ -18,6 +18,9 @@ from tracing.types import Grid, Reader, Signal
 # The newest windows before the change: more of them would compare with the way into the incident.
 BEFORE_WINDOWS_MAX = 4
 AFTER_WINDOWS_MAX = 20
+# A queue is going down while a window's is this much shorter than the one before.
+FALLING = 0.9
+WAITING = "vllm:num_requests_waiting"
 ARRIVALS = "engine:requests_received_total"
 
 
@@ -46,14 +49,21 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
     end = action.applied_at + timedelta(seconds=action.ttl_s - min(5.0, action.ttl_s / 4))
     if incident is None:
         return Judged(verify.Verdict.INCONCLUSIVE, "its incident is gone", {})
-    before, after = _samples(action, incident.objective, reader)
+    drained = _drained_at(action, reader, now)
+    before, after = _samples(action, incident.objective, reader, drained)
     guards = [
-        verify.Guard(other.name, other.budget, *_samples(action, other, reader))
+        verify.Guard(other.name, other.budget, *_samples(action, other, reader, drained))
         for other in Objective.objects.filter(
             tenant=action.tenant_id, service=incident.objective.service, enabled=True
         ).exclude(pk=incident.objective_id)
     ]
-    result = verify.verdict(before, after, looks=looks, last=now >= end, guards=guards)
+    result = verify.verdict(
+        before,
+        after,
+        looks=looks,
+        last=now >= end,
+        guards=guards,
+    )
     return Judged(
         result.verdict,
         result.sentence,
@@ -68,9 +78,9 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
 
 
 def _samples(
-    action: Action, objective: Objective, reader: Reader
+    action: Action, objective: Objective, reader: Reader, drained_at: datetime
 ) -> tuple[verify.Sample, verify.Sample]:
-    """The engine's control windows before the change, and after it but for the first."""
+    """The engine's control windows before the change, and those that began after `drained_at`."""
     assert action.applied_at is not None
     rows = Reading.objects.filter(
         objective=objective, scope=action.engine.name, signal=Signal.OK
@@ -79,11 +89,34 @@ def _samples(
     if action.incident is not None:
         old = [r for r in old if r.window_end > action.incident.bad_since]
     new = list(rows.filter(window_end__gt=action.applied_at)[:AFTER_WINDOWS_MAX])
-    new = [r for r in new if _start(r) >= action.applied_at + timedelta(seconds=r.window_s)]
+    new = [r for r in new if _start(r) >= drained_at]
     return (
         _sample(old[:BEFORE_WINDOWS_MAX], action, reader),
         _sample(new, action, reader),
     )
+
+
+def _drained_at(action: Action, reader: Reader, now: datetime) -> datetime:
+    """From when on requests are the new setting's own: one control window after the change (NORMS),
+    and not while the queue it found is still going down.
+
+    Those requests came too late for any setting. A queue that stays is the setting's own.
+    """
+    assert action.applied_at is not None
+    window_s = settings.TRIMTAB_CONTROL_WINDOW_S
+    first = action.applied_at + timedelta(seconds=window_s)
+    if now - first < timedelta(seconds=window_s):
+        return first
+    grid = Grid(action.applied_at, now, window_s)
+    where = {"service": action.engine.service, "instance": action.engine.name}
+    series = reader.gauge(WAITING, grid, where=where, over="avg")
+    drained, before = first, None
+    for end, waiting in zip(grid.ends(), series[0].values if series else (), strict=False):
+        if before is not None and not (before > 1 and waiting < FALLING * before):
+            break
+        before = waiting
+        drained = max(first, end)
+    return drained
 
 
 def _start(reading: Reading) -> datetime:

@@ -61,6 +61,7 @@ class RunningCapTooSmall:
             "waiting": waiting.value,
             "queue_share": evidence[2].value,
             "kv_used": kv.value,
+            "drain_s": _drain_s(scene),
         }
         total = score(evidence)
         return Finding(
@@ -216,6 +217,15 @@ def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...
     if held < demand:
         why += f"; the KV cache holds {held:.0f}"
     return (Wish(CAP, want, why, limit=held if held < math.inf else None),), ""
+
+
+def _drain_s(scene: Scene) -> float | None:
+    """Seconds to serve those who wait now at the present rate: what a remedy inherits."""
+    waiting = [w for w in scene.steps(WAITING) if not math.isnan(w)]
+    served = scene.histogram(METRIC_OF["ttft"])
+    if not waiting or served is None or not served.count:
+        return None
+    return waiting[-1] / (served.count / (scene.window_s * scene.incident.count))
 
 
 def _because(scene: Scene, cap: float | None, running: Track, waiting: Track) -> str:

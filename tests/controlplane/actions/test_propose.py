@@ -1,0 +1,183 @@
+"""What is proposed, and what is refused with which words."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.actions.models import Action, State
+from controlplane.actions.services import action_propose, actions_reconcile
+from controlplane.diagnosis.models import Diagnosis
+from controlplane.fleet.models import Engine
+from tests.controlplane.actions.test_interleavings import World
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path, 3)
+
+
+def propose(world: World, diagnosis: Diagnosis | None = None) -> tuple[Action | None, str]:
+    diagnosis = diagnosis or world.diagnosis()
+    world.engine.refresh_from_db()
+    action = action_propose(
+        incident=world.incident, diagnosis=diagnosis, engine=world.engine, now=world.now
+    )
+    return action, diagnosis.facts.get("no_action", "")
+
+
+def ended(world: World, state: str, *, up: bool = True, ago_s: float = 60) -> Action:
+    low, high = 8, 16
+    return Action.objects.create(
+        tenant=world.tenant,
+        engine=world.engine,
+        changes={"max_num_seqs": {"from": low, "to": high} if up else {"from": high, "to": low}},
+        expected_config_version=0,
+        idempotency_key=f"{state}-{ago_s}-{Action.objects.count()}",
+        deadline=world.now,
+        state=state,
+        created_at=world.now,
+        ended_at=world.now - timedelta(seconds=ago_s),
+    )
+
+
+def test_the_wish_becomes_a_change_with_its_undo(world: World) -> None:
+    action, _ = propose(world)
+    assert action is not None
+    assert action.changes == {"max_num_seqs": {"from": 8, "to": 32}}
+    assert action.state == State.PROPOSED
+    assert action.expected_config_version == 1
+
+
+def test_the_same_diagnosis_gives_the_same_action(world: World) -> None:
+    diagnosis = world.diagnosis()
+    first, _ = propose(world, diagnosis)
+    assert first is not None
+    Action.objects.filter(pk=first.pk).update(state=State.EXPIRED)
+    again, _ = propose(world, diagnosis)
+    assert again is not None
+    assert again.pk == first.pk
+
+
+def test_a_queue_that_has_to_drain_gets_more_time(world: World) -> None:
+    diagnosis = world.diagnosis()
+    diagnosis.facts = {"drain_s": 18.0}
+    action, _ = propose(world, diagnosis)
+    assert action is not None
+    assert action.ttl_s == 108
+    Action.objects.all().delete()
+    diagnosis.facts = {"drain_s": 5000.0}
+    action, _ = propose(world, diagnosis)
+    assert action is not None
+    assert action.ttl_s == 180
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"cause": "unknown"}, "the cause is not known"),
+        ({"remedy": [], "facts": {"no_action": "12 wait: no"}}, "12 wait: no"),
+        ({"remedy": [{"knob": "warp", "to": 9, "why": ""}]}, "no knob 'warp'"),
+        (
+            {"remedy": [{"knob": "max_num_seqs", "to": 60, "why": "", "limit": 12}]},
+            "no step above it within 1 to 12",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said(world: World, wrong: dict[str, Any], words: str) -> None:
+    diagnosis = world.diagnosis()
+    for name, value in wrong.items():
+        setattr(diagnosis, name, value)
+    action, said = propose(world, diagnosis)
+    assert action is None
+    assert words in said
+
+
+def test_one_action_at_a_time_on_an_engine(world: World) -> None:
+    assert propose(world)[0] is not None
+    action, said = propose(world)
+    assert action is None
+    assert "another action is in flight on engine-0: max_num_seqs 8 → 32" in said
+
+
+def test_what_was_just_undone_is_not_tried_again(world: World) -> None:
+    ended(world, State.ROLLED_BACK)
+    assert "just tried this way" in propose(world)[1]
+
+
+def test_after_the_cool_down_it_may_be_tried_again(world: World) -> None:
+    ended(world, State.ROLLED_BACK, ago_s=601)
+    assert propose(world)[0] is not None
+
+
+def test_what_was_just_moved_is_not_turned_back(world: World) -> None:
+    ended(world, State.VERIFIED, up=False)
+    assert "just moved the other way" in propose(world)[1]
+
+
+def test_the_next_rungs_may_follow_a_step_that_helped(world: World) -> None:
+    ended(world, State.VERIFIED, up=True)
+    assert propose(world)[0] is not None
+
+
+def test_no_action_on_an_engine_nobody_hears(world: World) -> None:
+    world.tick(40)
+    assert "engine engine-0 is late" in propose(world)[1]
+
+
+def test_no_action_on_an_engine_nobody_can_read(world: World) -> None:
+    world.node.adapter.down = True
+    world.node.poll()
+    world.node.poll()
+    assert "engine engine-0 is unreachable" in propose(world)[1]
+
+
+def test_no_action_on_windows_that_are_good_again(world: World) -> None:
+    world.incident.good_windows = 1
+    assert "the newest windows are not bad" in propose(world)[1]
+
+
+def test_no_action_on_stale_readings(world: World) -> None:
+    world.now += timedelta(seconds=90)
+    world.node.now = world.now
+    world.node.poll()
+    assert "nothing was measured" in propose(world)[1]
+
+
+def test_observing_only_proposes_and_lets_expire(world: World, settings: Any) -> None:
+    settings.TRIMTAB_AUTOPILOT = False
+    action, _ = propose(world)
+    assert action is not None
+    for seconds, state in ((5, State.PROPOSED), (40, State.EXPIRED)):
+        world.tick(seconds)
+        actions_reconcile(tenant=world.tenant, reader=world.plant.store, now=world.now)
+        action.refresh_from_db()
+        assert action.state == state
+    assert "TRIMTAB_AUTOPILOT is 0" in action.transitions.last().reason  # type: ignore[union-attr]
+
+
+def test_three_failures_in_an_hour_end_the_autopilot_for_the_engine(world: World) -> None:
+    for minutes in (11, 20, 50):
+        ended(world, State.ROLLED_BACK, ago_s=60 * minutes)
+    action, _ = propose(world)
+    assert action is not None
+    world.reconcile()
+    action.refresh_from_db()
+    assert action.state == State.PROPOSED
+
+
+def test_a_changed_configuration_rejects_the_action(world: World) -> None:
+    action, _ = propose(world)
+    assert action is not None
+    world.plant.apply({"max_wait_ms": 5}, by="person")
+    world.node.poll()
+    world.reconcile()
+    action.refresh_from_db()
+    assert action.state == State.REJECTED
+    assert "someone changed it" in action.transitions.last().reason  # type: ignore[union-attr]
+    assert Engine.objects.get().values["max_num_seqs"] == 8

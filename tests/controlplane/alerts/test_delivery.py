@@ -1,0 +1,270 @@
+"""The outbox against a real HTTP server that answers as it is told."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from controlplane.accounts.models import Tenant
+from controlplane.alerts import services
+from controlplane.alerts.channel import SendError
+from controlplane.alerts.channels import webhook
+from controlplane.alerts.models import Channel, Delivery
+from controlplane.alerts.services import deliver_due, incident_tell
+from controlplane.diagnosis.models import Incident
+from slo.models import Objective
+
+pytestmark = pytest.mark.django_db
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+class Receiver(ThreadingHTTPServer):
+    """`answers` are (status, headers, body, delay in seconds), the last one for ever."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[tuple[int, dict[str, str], str, float]] = [(200, {}, "ok", 0)]
+        self.got: list[tuple[str, dict[str, str], Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/hook"
+
+    def answer(self, status: int, body: str = "", delay_s: float = 0, **headers: str) -> None:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.answers.insert(-1, (status, named, body, delay_s))
+
+    def always(self, status: int, body: str = "", delay_s: float = 0, **headers: str) -> None:
+        self.answer(status, body, delay_s, **headers)
+        del self.answers[-1]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.got.append((self.path, dict(self.headers), json.loads(body)))
+        answers = self.server.answers
+        status, headers, text, delay_s = answers.pop(0) if len(answers) > 1 else answers[0]
+        time.sleep(delay_s)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    server = Receiver()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def incident() -> Incident:
+    tenant = Tenant.objects.create(slug="acme", name="Acme")
+    objective = Objective.objects.create(
+        tenant=tenant, slug="ttft", name="TTFT within 500 ms", service="chat",
+        indicator="latency", target=0.95,
+    )  # fmt: skip
+    return Incident.objects.create(
+        tenant=tenant, objective=objective, scope="engine-0", trigger="fast burn",
+        bad_since=NOW, opened_at=NOW, example_trace_id="ab" * 16,
+    )  # fmt: skip
+
+
+def tell(incident: Incident, now: datetime = NOW) -> list[Delivery]:
+    return incident_tell(
+        incident=incident, title="TTFT is bad", text="TTFT p99 is 1.24 s because …", now=now,
+        engine="engine-0", cause="running cap too small", action="raises it",
+    )  # fmt: skip
+
+
+def channel(incident: Incident, url: str, name: str = "chat", **more: Any) -> Channel:
+    return Channel.objects.create(tenant=incident.tenant, name=name, url=url, **more)
+
+
+def told(incident: Incident, receiver: Receiver) -> Delivery:
+    channel(incident, receiver.url)
+    (delivery,) = tell(incident)
+    return delivery
+
+
+def test_one_message_per_channel_and_incident(incident: Incident, receiver: Receiver) -> None:
+    channel(incident, receiver.url)
+    channel(incident, receiver.url + "2", "pager")
+    channel(incident, receiver.url, "off", enabled=False)
+    assert len(tell(incident)) == 2
+    assert tell(incident) == []
+    for seconds in range(10):
+        deliver_due(NOW + timedelta(seconds=seconds))
+    assert sorted(path for path, _, _ in receiver.got) == ["/hook", "/hook2"]
+    assert not Delivery.objects.exclude(state=Delivery.State.SENT).exists()
+
+
+def test_the_message_has_the_story_and_its_links(incident: Incident, receiver: Receiver) -> None:
+    delivery = told(incident, receiver)
+    assert deliver_due(NOW) == 1
+    ((_, headers, message),) = receiver.got
+    assert headers["Trimtab-Delivery-Id"] == str(delivery.pk)
+    assert headers["Content-Type"].startswith("application/json")
+    assert message == {
+        "event": "incident.opened",
+        "title": "TTFT is bad",
+        "text": "TTFT p99 is 1.24 s because …",
+        "incident_url": f"http://127.0.0.1:8000/incidents/{incident.pk}/",
+        "trace_url": f"http://127.0.0.1:8000/traces/{'ab' * 16}/",
+        "objective": "TTFT within 500 ms",
+        "engine": "engine-0",
+        "cause": "running cap too small",
+        "action": "raises it",
+        "at": "2026-03-01T12:00:00+00:00",
+    }
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.last_status) == (Delivery.State.SENT, 200)
+    assert (delivery.sent_at, delivery.attempts) == (NOW, 1)
+
+
+def test_a_broken_receiver_is_tried_again_until_it_takes_it(
+    incident: Incident, receiver: Receiver
+) -> None:
+    delivery = told(incident, receiver)
+    receiver.answer(500, "try later")
+    assert deliver_due(NOW) == 0
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.last_status) == (Delivery.State.PENDING, 500)
+    assert delivery.last_error == "HTTP 500: try later"
+    assert NOW < delivery.next_try_at <= NOW + timedelta(seconds=2)
+    assert deliver_due(NOW + timedelta(seconds=2)) == 1
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.attempts) == (Delivery.State.SENT, 2)
+    assert delivery.last_error == ""
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+def test_the_receiver_says_when_to_come_back(
+    form: str, incident: Incident, receiver: Receiver
+) -> None:
+    delivery = told(incident, receiver)
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=120), usegmt=True)
+    receiver.answer(429, Retry_After="120" if form == "seconds" else date)
+    deliver_due(NOW)
+    delivery.refresh_from_db()
+    wait = (delivery.next_try_at - NOW).total_seconds()
+    assert 115 <= wait <= 120
+    assert deliver_due(NOW + timedelta(seconds=110)) == 0
+    assert deliver_due(NOW + timedelta(seconds=121)) == 1
+    assert len(receiver.got) == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 410, 413])
+def test_a_no_for_good_is_not_asked_again(
+    status: int, incident: Incident, receiver: Receiver
+) -> None:
+    delivery = told(incident, receiver)
+    receiver.always(status, "no")
+    for hours in range(3):
+        deliver_due(NOW + timedelta(hours=hours))
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.last_status) == (Delivery.State.FAILED, status)
+    assert len(receiver.got) == 1
+
+
+def test_a_redirect_is_not_followed(incident: Incident, receiver: Receiver) -> None:
+    delivery = told(incident, receiver)
+    receiver.always(302, Location="http://127.0.0.1:1/elsewhere")
+    deliver_due(NOW)
+    delivery.refresh_from_db()
+    assert delivery.state == Delivery.State.FAILED
+    assert delivery.last_error == "redirected to http://127.0.0.1:1/elsewhere, not followed"
+
+
+def test_a_silent_receiver_is_tried_again(
+    incident: Incident, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.1)
+    delivery = told(incident, receiver)
+    receiver.answer(200, delay_s=0.4)
+    deliver_due(NOW)
+    delivery.refresh_from_db()
+    assert delivery.state == Delivery.State.PENDING
+    assert delivery.last_error == "no answer within 0.1 s"
+
+
+def test_a_receiver_that_is_not_there_gives_up_after_ten_tries(incident: Incident) -> None:
+    server = Receiver()
+    url = server.url
+    server.server_close()
+    channel(incident, url)
+    (delivery,) = tell(incident)
+    now = NOW
+    for _ in range(15):
+        deliver_due(now)
+        now += timedelta(hours=1)
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.attempts) == (Delivery.State.FAILED, 10)
+    assert "ConnectError" in delivery.last_error
+
+
+def test_two_senders_at_once_send_it_once(incident: Incident, receiver: Receiver) -> None:
+    delivery = told(incident, receiver)
+    mine, other = (Delivery.objects.get(pk=delivery.pk) for _ in range(2))
+    assert services._lease(mine, NOW)
+    assert not services._lease(other, NOW)
+    assert deliver_due(NOW) == 0, "leased by a sender that may be at it right now"
+
+
+def test_what_a_killed_sender_held_comes_due_again(incident: Incident, receiver: Receiver) -> None:
+    delivery = told(incident, receiver)
+    assert services._lease(Delivery.objects.get(pk=delivery.pk), NOW)
+    assert deliver_due(NOW + timedelta(seconds=29)) == 0
+    assert deliver_due(NOW + timedelta(seconds=31)) == 1
+
+
+def test_an_unknown_kind_of_channel_says_which_there_are(incident: Incident) -> None:
+    channel(incident, "http://127.0.0.1:1/", kind="pigeon")
+    (delivery,) = tell(incident)
+    deliver_due(NOW)
+    delivery.refresh_from_db()
+    assert delivery.state == Delivery.State.FAILED
+    assert delivery.last_error == "no channel of kind 'pigeon'; known: webhook"
+
+
+def test_waiting_doubles_with_jitter_and_has_a_limit() -> None:
+    for attempts in range(1, 11):
+        whole = min(600, 2 * 2 ** (attempts - 1))
+        assert whole / 2 <= services.backoff_s(attempts, None) <= whole
+    assert services.backoff_s(1, 86_400) == 3600
+
+
+def test_a_message_too_large_is_refused(receiver: Receiver) -> None:
+    with pytest.raises(SendError, match="allowed: 65536") as caught:
+        webhook.CHANNEL.send(url=receiver.url, message={"text": "x" * 70_000}, delivery_id="1")
+    assert caught.value.permanent
+    assert not receiver.got
+
+
+def test_a_wrong_address_is_permanent() -> None:
+    with pytest.raises(SendError) as caught:
+        webhook.CHANNEL.send(url="ftp://example.org/", message={}, delivery_id="1")
+    assert caught.value.permanent

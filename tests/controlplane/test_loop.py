@@ -1,0 +1,157 @@
+"""The whole loop in simulated time: queueing model, the agent's real guard, control plane."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane import loop
+from controlplane.accounts.models import Tenant
+from controlplane.actions.models import Action, State
+from controlplane.alerts.models import Channel, Delivery
+from controlplane.diagnosis.models import Diagnosis, Incident
+from slo.models import Objective
+from slo.services import objective_apply
+from tests.controlplane.node import SimulatedNode
+from tests.controlplane.plant import Plant
+
+pytestmark = pytest.mark.django_db
+QUIET_S = 300.0
+
+
+class House:
+    def __init__(self, folder: Path, plant: Plant) -> None:
+        self.tenant = Tenant.objects.create(slug="acme", name="Acme")
+        self.plant = plant
+        self.node = SimulatedNode(self.tenant, plant, folder, plant.now)
+        Channel.objects.create(tenant=self.tenant, name="chat", url="http://127.0.0.1:1/")
+
+    def objective(self, slug: str, metric: str, threshold_ms: float, target: float) -> Objective:
+        return objective_apply(
+            tenant=self.tenant,
+            spec={
+                "slug": slug,
+                "name": slug,
+                "service": "chat",
+                "indicator": "latency",
+                "target": target,
+                "fast_burn": 6,
+                "spec": {"source": "metric", "metric": metric, "threshold_ms": threshold_ms},
+            },
+        )
+
+    def run(self, seconds: float) -> None:
+        """The agent polls every 2 s, the loop passes every 5 s."""
+        end = self.plant.t + seconds
+        while self.plant.t < end:
+            at = self.plant.t + 1
+            now = self.plant.run_until(at)
+            self.node.now = now
+            if int(at) % 2 == 0:
+                self.node.poll()
+            if int(at) % 5 == 0:
+                loop.run_pass(now, lambda _: self.plant.store)
+
+    def outcome(self) -> str:
+        """For the message of a failed test."""
+        return "\n".join(
+            [
+                *(f"{d.made_at:%H:%M:%S} {d.cause}: {d.because} {d.facts}" for d in _diagnoses()),
+                *(
+                    f"{s.at:%H:%M:%S} {s.to_state}: {s.reason}"
+                    for a in Action.objects.all()
+                    for s in a.transitions.all()
+                ),
+            ]
+        )
+
+
+def _diagnoses() -> list[Diagnosis]:
+    return list(Diagnosis.objects.order_by("made_at"))
+
+
+TTFT = "vllm:time_to_first_token_seconds"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_more_load_breaks_the_promise_and_the_loop_mends_it_with_proof(
+    seed: int, tmp_path: Path
+) -> None:
+    house = House(tmp_path, Plant(seed=seed))
+    house.objective("ttft", TTFT, 500, 0.95)
+    house.run(QUIET_S)
+    assert not Incident.objects.exists()
+    house.plant.rate = 42.0
+    house.run(300)
+
+    incident = Incident.objects.get()
+    assert incident.scope == "engine-0"
+    assert (incident.opened_at - incident.bad_since).total_seconds() <= 45
+    first = _diagnoses()[0]
+    assert first.cause == "running_cap_too_small", house.outcome()
+    assert "wait behind a cap of 8 running" in first.because
+    action = Action.objects.order_by("created_at")[0]
+    assert action.state == State.VERIFIED, house.outcome()
+    assert action.changes == {"max_num_seqs": {"from": 8, "to": 32}}
+    assert house.plant.values["max_num_seqs"] == 32
+    assert "fell from" in action.outcome["sentence"]
+    assert incident.state == Incident.State.CLOSED, house.outcome()
+    delivery = Delivery.objects.get()
+    assert "because" in delivery.message["text"]
+    assert "max_num_seqs from 8 to 32" in delivery.message["action"]
+
+
+def test_ten_quiet_minutes_make_no_incident(tmp_path: Path) -> None:
+    house = House(tmp_path, Plant(rate=20.0))
+    house.objective("ttft", TTFT, 500, 0.95)
+    house.run(600)
+    assert not Incident.objects.exists()
+    assert not Action.objects.exists()
+
+
+def test_an_engine_that_slows_down_is_not_explained_by_what_it_is_not(tmp_path: Path) -> None:
+    house = House(tmp_path, Plant(rate=15.0))
+    house.plant.values["max_num_seqs"] = 64
+    house.objective("gap", "vllm:inter_token_latency_seconds", 20, 0.95)
+    house.run(QUIET_S)
+    house.plant.slow = 4.0
+    house.run(120)
+    assert Incident.objects.get().state == Incident.State.OPEN
+    assert {d.cause for d in _diagnoses()} == {"unknown"}, house.outcome()
+    assert not Action.objects.exists()
+    assert "nothing is changed" in Delivery.objects.get().message["text"]
+
+
+def test_a_remedy_that_does_not_help_is_undone_and_not_repeated(tmp_path: Path) -> None:
+    """Each running request costs so much that a larger cap serves no more: it is saturated."""
+    house = House(tmp_path, Plant(rate=8.0, a=0.0001, c=0.0028))
+    house.objective("ttft", TTFT, 500, 0.95)
+    house.run(QUIET_S)
+    house.plant.rate = 25.0
+    house.run(300)
+    actions = list(Action.objects.order_by("created_at"))
+    assert len(actions) == 1, house.outcome()
+    assert actions[0].state == State.ROLLED_BACK, house.outcome()
+    assert house.plant.values["max_num_seqs"] == 8
+    assert Incident.objects.get().state == Incident.State.OPEN
+    assert "just tried this way" in _diagnoses()[-1].facts["no_action"]
+
+
+def test_a_tenant_in_trouble_does_not_stop_the_others(tmp_path: Path) -> None:
+    house = House(tmp_path, Plant())
+    house.objective("ttft", TTFT, 500, 0.95)
+    other = Tenant.objects.create(slug="aaa", name="Aaa")
+    house.run(60)
+
+    def reader_of(tenant_id: str) -> Any:
+        if tenant_id == str(other.pk):
+            raise RuntimeError("store is gone")
+        return house.plant.store
+
+    house.plant.run_until(90)
+    loop.run_pass(house.plant.now + timedelta(seconds=10), reader_of)
+    newest = Objective.objects.get().readings.order_by("-window_end")[0]
+    assert newest.window_end > house.plant.now - timedelta(seconds=20)
