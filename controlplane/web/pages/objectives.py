@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
@@ -74,25 +75,32 @@ def objective(request: TenantRequest, slug: str) -> HttpResponse:
     now = timezone.now()
     stands = standing(found, now)
     since = _since(found, now)
-    budget = budget_series(objective=found, since=since, until=now, points=BUDGET_POINTS)
+
+    # Templates call what they use, once: a part that is fetched again costs only itself.
+    @cache
+    def budget() -> Curve | None:
+        points = budget_series(objective=found, since=since, until=now, points=BUDGET_POINTS)
+        return budget_curve(points)
+
     context = {
         "objective": found,
         "standing": stands,
         "events_left": _events_left(stands),
+        "overdrawn": stands.budget_left is not None and stands.budget_left < 0,
         "bar": bad_share_bar(found.target, found.fast_burn),
-        "budget": budget_curve(budget),
+        "budget": budget,
         "budget_since": since,
         "now": now,
         "pairs": [(pair, _pair_state(pair)) for pair in stands.pairs],
         "describe": indicators()[found.indicator].describe(found.spec),
-        "lines": lines_of(incidents_of(found, INCIDENTS_MAX)),
+        "lines": cache(lambda: lines_of(incidents_of(found, INCIDENTS_MAX))),
         "charts": questions(found),
         "minutes": minutes_of(request),
         "ranges": RANGES,
         "spec": spec_text(found),
         "page_state": PAGE_STATES[stands.state],
     }
-    return send(request, "objective.html", context, parts=("state", "incidents"))
+    return send(request, "objective.html", context, parts=("state", "burn", "incidents"))
 
 
 def _since(found: Objective, now: datetime) -> datetime:
@@ -103,10 +111,10 @@ def _since(found: Objective, now: datetime) -> datetime:
 
 
 def _events_left(stands: Standing) -> float | None:
-    """How many more bad events the budget has room for; below 0 when overdrawn."""
+    """How many more bad events the budget has room for, or is over by; None without events."""
     if stands.attained is None:
         return None
-    return stands.counts.total * stands.objective.budget - stands.counts.bad
+    return abs(stands.counts.total * stands.objective.budget - stands.counts.bad)
 
 
 def _pair_state(pair: PairState) -> str:

@@ -153,12 +153,12 @@ def duration(seconds: float | None) -> str:
 
 @register.filter
 def measure(value: float | None, unit: str = "") -> str:
-    """A measured value in its own unit; seconds and shares are written as people say them."""
+    """A measured value in its own unit; seconds and shares ("share of time") as people say them."""
     if value is None:
         return NOTHING
     if unit in ("s", "seconds"):
         return duration(value)
-    if unit in ("share", "ratio"):
+    if unit.startswith(("share", "ratio", "relative")):
         return part(value)
     if unit == "%":
         return significant(value) + SPACE + "%"

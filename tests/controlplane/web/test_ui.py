@@ -53,6 +53,17 @@ def test_other_shares_are_rounded() -> None:
     assert said == [f"44.7{S}%", f"0.583{S}%", f"73{S}%", "–"]
 
 
+@pytest.mark.parametrize(
+    ("value", "unit", "said"),
+    [
+        (0.73, "share of TTFT", f"73{S}%"), (0.031, "s", f"31{S}ms"), (8.0, "", "8"),
+        (31.0, "requests", f"31{S}requests"), (0.12, "relative error", f"12{S}%"), (None, "s", "–"),
+    ],
+)  # fmt: skip
+def test_measures_are_said_in_their_unit(value: float | None, unit: str, said: str) -> None:
+    assert ui.measure(value, unit) == said
+
+
 def test_targets_keep_the_digits_they_were_promised_with() -> None:
     assert [ui.target(t) for t in (0.9, 0.999, 0.99995)] == [f"90{S}%", f"99.9{S}%", f"99.995{S}%"]
 
