@@ -45,6 +45,25 @@ def test_retention_is_checked() -> None:
         schema.statements(0)
 
 
+def test_threads_never_see_each_others_parameters(store: Store) -> None:
+    """chDB 4.4 mixes the parameters of queries that run at once; the store must not."""
+    mixed: list[object] = []
+
+    def ask(name: str) -> None:
+        for i in range(50):
+            sql = "SELECT {a:String} AS a, {b:Int64} AS b"
+            (row,) = store.query(sql, {"a": name, "b": i}).to_pylist()
+            if row != {"a": name, "b": i}:
+                mixed.append(row)
+
+    threads = [threading.Thread(target=ask, args=(f"tenant-{i}",)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert mixed == []
+
+
 def test_readers_and_writers_share_the_store(
     door: Door, store: Store, tenant: str, reader: StoreReader
 ) -> None:
