@@ -70,7 +70,7 @@ KNOBS: dict[str, Knob] = {
         ),
         Knob(
             name="max_num_batched_tokens",
-            unit="tokens",
+            unit="tokens/step",
             minimum=64,
             maximum=8192,
             default=2048,
