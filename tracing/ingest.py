@@ -127,6 +127,7 @@ class Door:
         self._bytes = 0
         self._rows = 0
         self._queue: deque[_Waiting] = deque()
+        self._in_decoding = 0
         self._closing = False
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="ingest-decode")
         self._committing = threading.Thread(target=self._commit, name="ingest-commit", daemon=True)
@@ -211,14 +212,21 @@ class Door:
         self, decode: Callable[[], tuple[Accepted, _Waiting]], room: Room
     ) -> tuple[Accepted, int]:
         loop = asyncio.get_running_loop()
-        accepted, waiting = await loop.run_in_executor(self._decoding, decode)
-        if waiting.rows:
-            room.take(rows=waiting.rows)
+        with self._lock:
+            self._in_decoding += 1
+        try:
+            accepted, waiting = await loop.run_in_executor(self._decoding, decode)
+            if waiting.rows:
+                room.take(rows=waiting.rows)
+                with self._lock:
+                    if self._closing:
+                        raise QueueFull("The door is closing")
+                    self._queue.append(waiting)
+        finally:
             with self._lock:
-                if self._closing:
-                    raise QueueFull("The door is closing")
-                self._queue.append(waiting)
+                self._in_decoding -= 1
                 self._lock.notify()
+        if waiting.rows:
             await asyncio.wrap_future(waiting.durable)
         return accepted, waiting.rows
 
@@ -229,9 +237,13 @@ class Door:
         with self._lock:
             while not self._queue and not self._closing:
                 self._lock.wait()
-            lingering = bool(self._queue) and not self._closing
-        if lingering:
-            time.sleep(self.limits.commit_linger_ms / 1000)
+            # Whoever is being decoded may still come along: large commits make fewer parts, and
+            # merging parts costs as much as writing them. Nobody in decoding, nothing to wait for.
+            deadline = time.monotonic() + self.limits.commit_linger_ms / 1000
+            while self._in_decoding and not self._closing and not self._enough():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._lock.wait(left_s):
+                    break
         group: list[_Waiting] = []
         rows = 0
         with self._lock:
@@ -239,6 +251,9 @@ class Door:
                 group.append(self._queue.popleft())
                 rows += group[-1].rows
         return group
+
+    def _enough(self) -> bool:
+        return sum(waiting.rows for waiting in self._queue) >= self.limits.commit_rows_max
 
     def _commit(self) -> None:
         while group := self._next_group():

@@ -15,7 +15,7 @@ class Limits:
     queue_bytes_max: int = 128 * MIB
     queue_spans_max: int = 200_000
     commit_rows_max: int = 100_000
-    commit_linger_ms: int = 10
+    commit_linger_ms: int = 200  # only while other requests are being decoded
     request_spans_max: int = 50_000
     request_samples_max: int = 500_000
     span_attributes_max: int = 128
