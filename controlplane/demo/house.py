@@ -23,6 +23,7 @@ from controlplane.demo.processes import Processes
 from engine.replay import Capacity, calibrate
 
 READY_S_MAX = 60.0
+PROCESSES = ("control-plane", "engine", "agent")
 
 
 class NotReady(Exception):
@@ -148,6 +149,21 @@ class House:
             },
         )  # fmt: skip
 
+    def start_one(self, name: str) -> None:
+        """Starts control-plane, engine or agent again, over the state it left; awaits nothing."""
+        {
+            "control-plane": self.start_control_plane,
+            "engine": self.start_engine,
+            "agent": self.start_agent,
+        }[name]()
+
+    def health_url(self, name: str) -> str:
+        return {
+            "control-plane": f"{self.web_url}/health",
+            "engine": f"{self.engine_url}/health",
+            "agent": f"http://127.0.0.1:{self.ports.agent}/healthz",
+        }[name]
+
     def capacity(self, seconds: float = 6.0) -> Capacity:
         """What an engine like this house's sustains here, measured on one of its own.
 
@@ -171,12 +187,9 @@ class House:
     def start(self) -> None:
         """All three, each awaited until it answers."""
         self.prepare()
-        self.start_control_plane()
-        self.wait(f"{self.web_url}/health", "control-plane")
-        self.start_engine()
-        self.wait(f"{self.engine_url}/health", "engine")
-        self.start_agent()
-        self.wait(f"http://127.0.0.1:{self.ports.agent}/healthz", "agent")
+        for name in PROCESSES:
+            self.start_one(name)
+            self.wait(self.health_url(name), name)
 
     def wait(self, url: str, name: str) -> None:
         """Until the address answers 200. Raises NotReady after READY_S_MAX, Died if it ended."""

@@ -55,6 +55,12 @@ class Processes:
         text = (self.log / f"{name}.log").read_text(errors="replace")
         return "\n".join(f"    {line}" for line in text.splitlines()[-lines_max:])
 
+    def kill(self, name: str) -> None:
+        """SIGKILL, now; for proofs. The child is gone when this returns, its record stays."""
+        child = self.children.pop(name)
+        child.kill()
+        child.wait()
+
     def end(self, name: str) -> None:
         stop_recorded(self.run / f"{name}.json")
         self.children.pop(name).wait()
