@@ -28,10 +28,13 @@ from controlplane.diagnosis.cause import (
     score,
 )
 
+Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
 CHUNK, BUDGET, CAP = "prefill_chunk_tokens", "max_num_batched_tokens", "max_num_seqs"
 STEP_EXPLAINS_MIN = 0.5  # most of the gap between tokens is the step
 RESIDUAL_MAX = 0.25  # a fit that misses by more is not trusted (LOOP 3.6)
-UNEXPLAINED_MAX = 0.15  # steps this much slower than their tokens explain: another cause
+UNEXPLAINED_MAX = 0.15  # steps this much slower than before at the same tokens: another cause
 T_MIN = 2.0  # a coefficient this many standard errors from 0 is told apart from noise
 POINTS_MIN = 8  # three coefficients want more than three points
 STEPS_MIN = 5  # a point of fewer steps is noise
@@ -57,7 +60,7 @@ class StepTime:
     t_b: float
     t_c: float
     residual: float
-    unexplained: float
+    unexplained: float | None
     p: float
     d: float
     p_high: float
@@ -195,6 +198,8 @@ def _unexplained_fact(blame: Blame | None) -> Fact:
     if blame is None:
         return measured("Whether something else slows the steps was not measured", False)
     slower = blame.fit.unexplained
+    if slower is None:
+        return measured("Whether the engine itself became slower cannot be told", False, weight=0.5)
     ok = slower <= UNEXPLAINED_MAX
     text = (
         "The steps are as fast as their tokens let expect"
@@ -287,7 +292,6 @@ def _fit(scene: Scene) -> StepTime | None:
         spread = np.sqrt(np.diag(np.linalg.inv(design.T @ design)) * noise)
     except np.linalg.LinAlgError:
         return None  # a column that never moves: nothing to learn from it
-    now = np.column_stack([np.ones(len(new)), new[:, 1:]])
     p, d = float(new[:, 1].mean()), float(new[:, 2].mean())
     return StepTime(
         a=float(coefficients[0]),
@@ -296,16 +300,35 @@ def _fit(scene: Scene) -> StepTime | None:
         t_b=float(coefficients[1] / max(spread[1], 1e-12)),
         t_c=float(coefficients[2] / max(spread[2], 1e-12)),
         residual=float(np.sqrt(np.mean(error**2)) / times.mean()),
-        unexplained=float((new[:, 0] - now @ coefficients).mean() / times.mean()),
+        unexplained=_unexplained(old, new),
         p=p,
         d=d,
         p_high=_heavy_prefill(scene, p, d),
     )
 
 
-def _points(
-    scene: Scene, *, reference: bool = False
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+def _unexplained(old: Matrix, new: Matrix) -> float | None:
+    """How much slower the incident's steps are than the windows before let expect, as a share.
+
+    None when those are too few or too alike to tell within UNEXPLAINED_MAX.
+    """
+    if len(old) < POINTS_MIN:
+        return None
+    design = np.column_stack([np.ones(len(old)), old[:, 1:]])
+    coefficients = _nonnegative_least_squares(design, old[:, 0])
+    error = old[:, 0] - design @ coefficients
+    actual, mix = float(new[:, 0].mean()), np.array([1.0, *new[:, 1:].mean(axis=0)])
+    try:
+        spread = float(mix @ np.linalg.inv(design.T @ design) @ mix)
+    except np.linalg.LinAlgError:
+        return None
+    noise = float(error @ error) / (len(old) - 3)
+    if T_MIN * math.sqrt(spread * noise) > UNEXPLAINED_MAX * actual:
+        return None
+    return (actual - float(mix @ coefficients)) / actual
+
+
+def _points(scene: Scene, *, reference: bool = False) -> Matrix:
     """Rows of (seconds, prompt tokens, decode tokens) per step; shape (points, 3)."""
     columns = [
         scene.steps(name, counter=True, reference=reference) for name in (STEPS, PREFILL, DECODE)
@@ -334,9 +357,9 @@ def _heavy_prefill(scene: Scene, p: float, d: float) -> float:
 
 
 def _nonnegative_least_squares(
-    design: np.ndarray[tuple[int, int], np.dtype[np.float64]],
-    target: np.ndarray[tuple[int], np.dtype[np.float64]],
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    design: Matrix,
+    target: Vector,
+) -> Vector:
     """Least squares with coefficients ≥ 0, by trying every subset of the three columns."""
     best, best_error = np.zeros(design.shape[1]), math.inf
     for size in range(1, design.shape[1] + 1):

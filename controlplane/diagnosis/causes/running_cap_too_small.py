@@ -31,6 +31,9 @@ QUEUE_SHARE_MIN = 0.5  # most of the latency is waiting
 KV_USED_MAX = 0.9  # above it more running requests would be preempted, not served
 KV_USED_AFTER_MAX = 0.95  # what the remedy may fill, were KV to grow with the running requests
 
+SPARE = 0.25  # of the arrivals' rate, above which a remedy is assumed to serve
+
+ARRIVALS = "engine:requests_received_total"
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 QUEUE_TIME = "vllm:request_queue_time_seconds"
@@ -220,12 +223,15 @@ def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...
 
 
 def _drain_s(scene: Scene) -> float | None:
-    """Seconds to serve those who wait now at the present rate: what a remedy inherits."""
+    """Seconds until those who wait now are served, should the remedy leave SPARE to spare.
+
+    What a remedy inherits: until then its effect cannot be seen.
+    """
     waiting = [w for w in scene.steps(WAITING) if not math.isnan(w)]
-    served = scene.histogram(METRIC_OF["ttft"])
-    if not waiting or served is None or not served.count:
+    arrivals = scene.rate(ARRIVALS).value
+    if not waiting or not arrivals:
         return None
-    return waiting[-1] / (served.count / (scene.window_s * scene.incident.count))
+    return waiting[-1] / (SPARE * arrivals)
 
 
 def _because(scene: Scene, cap: float | None, running: Track, waiting: Track) -> str:

@@ -277,7 +277,7 @@ def test_a_kill_before_any_statement_changes_nothing_in_the_end(
             pass
         if statement % 10 == 0:
             world.node.poll()
-            world.tick(0.7)
+            world.tick(1.2)
             world.check_always()
         if Action.objects.get().state in ENDED:
             break
