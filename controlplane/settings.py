@@ -71,10 +71,13 @@ BASE_DIR = Path(__file__).resolve().parent.parent
 # Where state lives and how the world reaches us
 TRIMTAB_HOME = Path(os.environ.get("TRIMTAB_HOME", BASE_DIR / "var")).resolve()
 TRIMTAB_HOME.mkdir(parents=True, exist_ok=True, mode=0o700)
-TRIMTAB_PUBLIC_URL = env(
-    "TRIMTAB_PUBLIC_URL", "http://127.0.0.1:8000", http_url, "an http or https address"
-)
 TRIMTAB_WEB_PORT = int(env("TRIMTAB_WEB_PORT", "8000", number(1, 65535), "a port, 1 to 65535"))
+TRIMTAB_PUBLIC_URL = env(
+    "TRIMTAB_PUBLIC_URL",
+    f"http://127.0.0.1:{TRIMTAB_WEB_PORT}",
+    http_url,
+    "an http or https address",
+)
 TRIMTAB_OTLP_PORT = int(env("TRIMTAB_OTLP_PORT", "4318", number(1, 65535), "a port, 1 to 65535"))
 TRIMTAB_BIND = os.environ.get("TRIMTAB_BIND", "127.0.0.1")
 
@@ -135,8 +138,8 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "whitenoise.middleware.WhiteNoiseMiddleware",
     "controlplane.web.middleware.ContentSecurityPolicy",
+    "servestatic.middleware.ServeStaticMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -190,11 +193,13 @@ STATICFILES_DIRS = [
     ("vendor/uplot", NODE_MODULES / "uplot" / "dist"),
     ("vendor/inter", NODE_MODULES / "@fontsource-variable" / "inter" / "files"),
 ]
-WHITENOISE_USE_FINDERS = True
-WHITENOISE_AUTOREFRESH = False
+SERVESTATIC_USE_FINDERS = True
+SERVESTATIC_USE_MANIFEST = False
+SERVESTATIC_AUTOREFRESH = False
 
 LANGUAGE_CODE = "en"
-LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
+# A language is listed once its catalogue exists, so that `lang` never names another.
+LANGUAGES = [("en", _("English"))]
 LOCALE_PATHS = [BASE_DIR / "locale"]
 USE_I18N = True
 USE_TZ = True
