@@ -63,13 +63,16 @@ class SpanDecoder:
 
     def _valid(self, spans: list[Any], room: int, decoded: Decoded) -> list[Any]:
         """The spans that can be stored. One bad id costs one span, never the request."""
+        trace_ids = [span.trace_id for span in spans]
+        span_ids = [span.span_id for span in spans]
         usable = (
-            {len(span.trace_id) for span in spans} == {16}
-            and {len(span.span_id) for span in spans} == {8}
+            set(map(len, trace_ids)) == {16}
+            and set(map(len, span_ids)) == {8}
             and {len(span.parent_span_id) for span in spans} <= {0, 8}
-            and _NO_TRACE not in {span.trace_id for span in spans}
-            and _NO_SPAN not in {span.span_id for span in spans}
-            and max(max(span.start, span.end) for span in spans) <= _NS_MAX
+            and _NO_TRACE not in trace_ids
+            and _NO_SPAN not in span_ids
+            and max([span.start for span in spans]) <= _NS_MAX
+            and max([span.end for span in spans]) <= _NS_MAX
         )
         if usable and len(spans) <= room:
             return spans
@@ -126,8 +129,8 @@ class SpanDecoder:
         kind[(kind < 0) | (kind > _KIND_MAX)] = 0
         codes, messages = self._statuses([span.status for span in spans])
         # Not stored yet; said in the counters rather than lost silently.
-        trimmed["span_events"] += sum(1 for span in spans if span.events)
-        trimmed["span_links"] += sum(1 for span in spans if span.links)
+        trimmed["span_events"] += sum(map(bool, [span.events for span in spans]))
+        trimmed["span_links"] += sum(map(bool, [span.links for span in spans]))
         return pa.table(
             {
                 "tenant": pa.repeat(pa.scalar(tenant, pa.string()), len(spans)),
