@@ -17,8 +17,7 @@ django_application = get_asgi_application()
 import asyncio  # noqa: E402
 import threading  # noqa: E402
 import warnings  # noqa: E402
-from collections.abc import Awaitable, Callable, MutableMapping  # noqa: E402
-from typing import Any  # noqa: E402
+from typing import Any, cast  # noqa: E402
 
 from celery.beat import EmbeddedService  # noqa: E402
 from celery.exceptions import SecurityWarning  # noqa: E402
@@ -29,10 +28,6 @@ from controlplane.celery import app as celery_app  # noqa: E402
 from tracing import wiring  # noqa: E402
 from tracing.receivers import otlp_http  # noqa: E402
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
 otlp_application = otlp_http.application(ingest_tenant, wiring.door)
 
 
@@ -42,13 +37,14 @@ class EmbeddedCelery:
     def start(self) -> None:
         # Both close Django's connections as they start, which is not for an event loop's thread.
         threading.Thread(target=self._work, name="celery-worker", daemon=True).start()
-        self.beat = EmbeddedService(
+        beat = EmbeddedService(
             celery_app,
             thread=True,
             max_interval=1,
             schedule_filename=str(settings.TRIMTAB_HOME / "beat"),
         )
-        self.beat.daemon = True
+        assert isinstance(beat, threading.Thread)
+        self.beat = beat
         self.beat.start()
 
     def _work(self) -> None:
@@ -70,7 +66,7 @@ class EmbeddedCelery:
         self.worker.stop()
 
 
-async def lifespan(receive: Receive, send: Send) -> None:
+async def lifespan(receive: otlp_http.Receive, send: otlp_http.Send) -> None:
     embedded = EmbeddedCelery() if settings.CELERY_BROKER_URL.startswith("memory:") else None
     while True:
         message = await receive()
@@ -87,10 +83,13 @@ async def lifespan(receive: Receive, send: Send) -> None:
             return
 
 
-async def application(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+async def application(
+    scope: dict[str, Any], receive: otlp_http.Receive, send: otlp_http.Send
+) -> None:
     if scope["type"] == "lifespan":
         await lifespan(receive, send)
     elif scope["type"] == "http" and scope["path"] in otlp_http.PATHS:
         await otlp_application(scope, receive, send)
     else:
-        await django_application(scope, receive, send)
+        # django-stubs narrows what an ASGI server's `send` may be called with.
+        await django_application(scope, receive, cast(Any, send))

@@ -94,9 +94,7 @@ if TRIMTAB_CONTROL_WINDOW_S < 2 * TRIMTAB_SCRAPE_S:
     )
 # How the loop may act: observe (explain and tell only) or auto
 TRIMTAB_AUTOPILOT = env("TRIMTAB_AUTOPILOT", "1", flag, "0 (observe) or 1 (act)")
-TRIMTAB_RETENTION_DAYS = int(
-    env("TRIMTAB_RETENTION_DAYS", "30", number(1, 400), "days, 1 to 400")
-)
+TRIMTAB_RETENTION_DAYS = int(env("TRIMTAB_RETENTION_DAYS", "30", number(1, 400), "days, 1 to 400"))
 
 # Django
 SECRET_KEY = secret_key(TRIMTAB_HOME)

@@ -6,6 +6,6 @@ import tempfile
 os.environ["TRIMTAB_HOME"] = tempfile.mkdtemp(prefix="trimtab-test-")
 os.environ.setdefault("TRIMTAB_LOG_LEVEL", "WARNING")
 
-from controlplane.settings import *  # noqa: E402, F403
+from controlplane.settings import *  # noqa: F403
 
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -113,6 +113,14 @@ class Span:
         return self.start_ns + self.duration_ns
 
 
+class StoreError(RuntimeError):
+    """The store refused or failed; what it said is in the message. Every read may raise it."""
+
+
+class StoreLocked(StoreError):
+    """Another process owns the data directory."""
+
+
 class Reader(Protocol):
     """The way out of telemetry, bound to one tenant. Pure code takes it as an argument.
 

@@ -17,7 +17,7 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Tenant
 from controlplane.web.charts import MINUTES_DEFAULT, RANGES
 from controlplane.web.pages.errors import unavailable
-from tracing.store.store import StoreError
+from tracing.types import StoreError
 
 P = ParamSpec("P")
 

@@ -33,7 +33,7 @@ from controlplane.fleet.models import Engine, Node
 from controlplane.fleet.selectors import engine_state
 from controlplane.web.charts import newest_point
 from slo.models import Objective, Reading
-from tracing.store.store import StoreError
+from tracing.types import StoreError
 
 logger = logging.getLogger(__name__)
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from tracing.types import StoreError, StoreLocked
+
+__all__ = ["Parameter", "Store", "StoreError", "StoreLocked"]
+
 Parameter = str | int | float | Sequence[str]
-
-
-class StoreError(RuntimeError):
-    """The store refused or failed; what it said is in the message."""
-
-
-class StoreLocked(StoreError):
-    """Another process owns the data directory."""
 
 
 class Store(Protocol):
