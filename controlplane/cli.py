@@ -126,17 +126,29 @@ def up(options: argparse.Namespace) -> None:
     uvicorn.Server(config).run(sockets=sockets)
 
 
-def status(options: argparse.Namespace) -> None:
+def open_home() -> Path:
+    """Django over TRIMTAB_HOME; returns it. Raises Stop where no control plane has been yet."""
     import django
-    import httpx
 
     django.setup()
+    from django.conf import settings
+    from django.db import connection
+
+    home: Path = settings.TRIMTAB_HOME
+    if "accounts_tenant" not in connection.introspection.table_names():
+        raise Stop(f"no control plane has run in {home} yet. Start one: trimtab up")
+    return home
+
+
+def status(options: argparse.Namespace) -> None:
+    home = open_home()
+    import httpx
     from django.conf import settings
 
     from controlplane.accounts.first_run import token_for_cli
 
     url = (options.url or settings.TRIMTAB_PUBLIC_URL).rstrip("/")
-    headers = {"Authorization": f"Bearer {token_for_cli(settings.TRIMTAB_HOME)}"}
+    headers = {"Authorization": f"Bearer {token_for_cli(home)}"}
     with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
 
         def get(path: str) -> httpx.Response:
@@ -192,9 +204,7 @@ def print_process(url: str, exposition: str) -> None:
 
 
 def token(options: argparse.Namespace) -> None:
-    import django
-
-    django.setup()
+    open_home()
     from controlplane.accounts.models import Tenant, Token
     from controlplane.accounts.services import token_create, token_revoke
 
