@@ -44,7 +44,8 @@ from engine.replay import Record, Replayer, Request, Status, arrivals
 INSIDE = [sys.executable, str(Path(__file__).with_name("chaos_inside.py"))]
 SCRAPE_S = 1
 WINDOW_S = 3
-AIM_S_MAX = 3.0  # a strike waits this long for a change to be in the making
+AIM_S_MAX = 4.0  # a strike waits this long for a change to be in the making
+INTO_S_MAX = 0.05  # journal, engine's answer and reading back take about this long together
 BACK_S_MAX = 60.0
 SETTLE_S_MAX = 150.0
 LOAD_S_MAX = 900.0
@@ -65,9 +66,12 @@ SHORT = Pace(gap_s=(1.5, 3.5), ttl_s=(3.0, 5.0), action_ttl_s=8)
 
 @dataclass(frozen=True)
 class Strike:
+    """On whom, how long after the one before; if aimed, how long after a change began."""
+
     after_s: float
     victim: str
     aimed: bool
+    into_s: float
 
 
 def schedule(seed: int, kills: int, pace: Pace) -> list[Strike]:
@@ -76,7 +80,12 @@ def schedule(seed: int, kills: int, pace: Pace) -> list[Strike]:
     victims = [PROCESSES[i % len(PROCESSES)] for i in range(kills)]
     draw.shuffle(victims)
     return [
-        Strike(draw.uniform(*pace.gap_s), victim, victim != "control-plane" and draw.random() < 0.5)
+        Strike(
+            after_s=draw.uniform(*pace.gap_s),
+            victim=victim,
+            aimed=victim != "control-plane" and draw.random() < 0.6,
+            into_s=draw.uniform(0, INTO_S_MAX),
+        )
         for victim in victims
     ]
 
@@ -108,8 +117,8 @@ class Storm:
 
     def strike(self, strike: Strike) -> Outage:
         self.watch_for(strike.after_s)
-        if strike.aimed:
-            self.aim(AIM_S_MAX)
+        if strike.aimed and self.aim():
+            time.sleep(strike.into_s)
         outage = Outage(strike.victim, time.monotonic())
         self.house.processes.kill(strike.victim)
         # Read after the kill: what the dead left behind, not what was there a moment before.
@@ -130,13 +139,14 @@ class Storm:
                     self.house.start_one(name)
             time.sleep(min(0.2, max(0.0, deadline - time.monotonic())))
 
-    def aim(self, seconds: float) -> None:
-        """Until a change stands between journal and side effect, or the time is over."""
-        deadline = time.monotonic() + seconds
+    def aim(self) -> bool:
+        """Until the journal has begun a change or its undoing; False after AIM_S_MAX."""
+        deadline = time.monotonic() + AIM_S_MAX
         while time.monotonic() < deadline:
             if check.stage(self.journal) in ("reverting", "applying", "received"):
-                return
+                return True
             time.sleep(0.002)
+        return False
 
     def await_back(self, outage: Outage) -> None:
         deadline = time.monotonic() + BACK_S_MAX

@@ -45,6 +45,8 @@ MENU: dict[str, tuple[int, ...]] = {
     "prefill_chunk_tokens": (128, 256, 512),
     "max_wait_ms": (0, 2, 5),
 }
+CAP_CARRIES = 16
+LOOP_S_MAX = 40.0
 DEADLINE_S = 15.0
 PATIENCE_S = 45.0
 POLL_S = 0.1
@@ -83,9 +85,21 @@ def trial(
     if end is None:
         until(apply, lambda: apply.result_state != CommandState.APPLIED, ttl_s + PATIENCE_S)
         return
-    # Some ends come so late that they race the agent's timer.
-    stopping.wait(draw.uniform(0, 1.1 * ttl_s))
+    # Some ends come at once, some so late that they race the agent's timer.
+    stopping.wait(draw.uniform(0, 1.1 * ttl_s) * draw.choice((0.1, 1)))
     until_final(order(engine, end, target=apply))
+    if end is CommandKind.COMMIT and values.get("max_num_seqs", CAP_CARRIES) < CAP_CARRIES:
+        leave_to_the_loop(engine)
+
+
+def leave_to_the_loop(engine: Engine) -> None:
+    """Time for the loop to find the cap too small, and for the trial that it then starts."""
+    deadline = timezone.now() + timedelta(seconds=LOOP_S_MAX)
+    while timezone.now() < deadline and not stopping.wait(POLL_S):
+        if action_in_flight(engine):
+            break
+    while action_in_flight(engine) and timezone.now() < deadline and not stopping.wait(POLL_S):
+        pass
 
 
 def order(

@@ -96,6 +96,8 @@ class House:
     @property
     def env(self) -> dict[str, str]:
         return {
+            # Not what the caller runs under: its settings may be a test's.
+            "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "TRIMTAB_HOME": str(self.home),
             "TRIMTAB_PUBLIC_URL": self.web_url,
             "TRIMTAB_WEB_PORT": str(self.ports.web),

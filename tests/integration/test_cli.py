@@ -1,0 +1,70 @@
+"""`trimtab up` on a taken port, and `trimtab stop` among processes that are not ours."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controlplane.demo.house import Ports
+from controlplane.demo.processes import Processes, started_at
+
+from .houses import trimtab
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(120)"]
+
+
+@pytest.mark.parametrize("setting", ["TRIMTAB_WEB_PORT", "TRIMTAB_OTLP_PORT"])
+def test_up_on_a_taken_port_names_it_and_the_setting_that_moves_it(
+    tmp_path: Path, setting: str
+) -> None:
+    ports = Ports.free()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        env = {
+            "TRIMTAB_HOME": str(tmp_path),
+            "TRIMTAB_WEB_PORT": str(ports.web),
+            "TRIMTAB_OTLP_PORT": str(ports.otlp),
+            setting: str(taken),
+        }
+        done = trimtab("up", env=env)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{taken}" in done.stderr
+    assert f"{setting}=PORT" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_stop_ends_what_was_recorded_and_nothing_else(tmp_path: Path) -> None:
+    ours = Processes(tmp_path)
+    ours.start("engine", SLEEP, {})
+    with subprocess.Popen(SLEEP) as bystander:
+        # A record left by a process whose pid another one has now.
+        recycled = {"pid": bystander.pid, "started": "1"}
+        (tmp_path / "run" / "agent.json").write_text(json.dumps(recycled))
+        try:
+            done = trimtab("stop", env={"TRIMTAB_HOME": str(tmp_path)})
+            assert done.stdout == "Stopped: engine.\n"
+            assert ours.children["engine"].wait(5) < 0
+            assert started_at(bystander.pid) is not None
+        finally:
+            bystander.kill()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_stop_where_nothing_runs_says_so(tmp_path: Path) -> None:
+    done = trimtab("stop", env={"TRIMTAB_HOME": str(tmp_path)})
+    assert (done.returncode, done.stdout) == (0, "Nothing of the demo was running.\n")
+
+
+@pytest.mark.parametrize("command", [["status"], ["token", "list"]])
+def test_before_the_first_start_a_command_says_how_to_make_one(
+    tmp_path: Path, command: list[str]
+) -> None:
+    done = trimtab(*command, env={"TRIMTAB_HOME": str(tmp_path)})
+    assert done.returncode == 1
+    assert f"no control plane has run in {tmp_path} yet. Start one: trimtab up" in done.stderr
+    assert "Traceback" not in done.stderr
