@@ -166,22 +166,25 @@ class House:
             "agent": f"http://127.0.0.1:{self.ports.agent}/healthz",
         }[name]
 
-    def capacity(self, seconds: float = 6.0) -> Capacity:
+    def capacity(self, seconds: float = 6.0, values: dict[str, Any] | None = None) -> Capacity:
         """What an engine like this house's sustains here, measured on one of its own.
 
-        That engine tells nobody anything and is ended again: a measurement is no traffic.
+        `values` are knobs to measure under; the defaults otherwise. That engine tells nobody
+        anything and is ended again: a measurement is no traffic.
         """
         port = free_port()
         name = "capacity"
         self.processes.start(
             name,
             [sys.executable, "-m", "engine", "--port", str(port), "--name", name,
-             "--model", self.model, "--state", str(self.home / name)],
+             "--model", self.model],
             {},
         )  # fmt: skip
         url = f"http://127.0.0.1:{port}"
-        self.wait(f"{url}/health", name)
         try:
+            self.wait(f"{url}/health", name)
+            if values:
+                set_knobs(url, values, by="measuring")
             return asyncio.run(calibrate(url, seconds=seconds))
         finally:
             self.processes.end(name)
@@ -219,16 +222,21 @@ class House:
 
     def configure(self, values: dict[str, Any], by: str) -> dict[str, Any]:
         """Sets knobs by hand, as an operator would; returns the engine's answer."""
-        with httpx.Client(base_url=self.engine_url, timeout=30) as client:
-            version = client.get("/v1/runtime_config").headers["ETag"]
-            answer = client.patch(
-                "/v1/runtime_config",
-                json=values,
-                headers={"If-Match": version, "X-Changed-By": by},
-            )
-            answer.raise_for_status()
-            body: dict[str, Any] = answer.json()
-            return body
+        return set_knobs(self.engine_url, values, by)
 
     def stop(self) -> None:
         self.processes.stop()
+
+
+def set_knobs(url: str, values: dict[str, Any], by: str) -> dict[str, Any]:
+    """Changes an engine's configuration by compare-and-set. Raises httpx.HTTPStatusError."""
+    with httpx.Client(base_url=url, timeout=30) as client:
+        version = client.get("/v1/runtime_config").headers["ETag"]
+        answer = client.patch(
+            "/v1/runtime_config",
+            json=values,
+            headers={"If-Match": version, "X-Changed-By": by},
+        )
+        answer.raise_for_status()
+        body: dict[str, Any] = answer.json()
+        return body
