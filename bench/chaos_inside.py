@@ -59,7 +59,7 @@ def changes(seed: int, ttl_s_min: float, ttl_s_max: float) -> None:
     """One trial after the other: committed, reverted, or left to the agent's own timer."""
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     draw = random.Random(seed)
-    while not stopping.wait(draw.uniform(0, 0.5)):
+    while not stopping.wait(draw.uniform(0.3, 2.5)):
         engine = Engine.objects.filter(config_version__isnull=False).first()
         if engine is None or (action_in_flight(engine) and draw.random() < 0.7):
             stopping.wait(1)  # the loop's own trial: mostly let it be, sometimes collide with it
