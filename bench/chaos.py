@@ -225,6 +225,10 @@ def settle(storm: Storm) -> dict[str, Any]:
         storm.watch_for(2)
         report: dict[str, Any] = inside(storm.house, "report")
         left = check.left_in_flight(check.journal(storm.journal), report)
+        left += [incident["what"] for incident in report["incidents"] if not incident["told"]]
+        left += [
+            incident["what"] for incident in report["incidents"] if "pending" in incident["told"]
+        ]
         if not left or time.monotonic() > deadline:
             return report
 
@@ -326,6 +330,7 @@ def run(house: House, chosen: argparse.Namespace, pace: Pace) -> int:
     verdict.zero("requests_interrupted_without_a_kill", unprovoked)
     verdict.zero("actions_left_in_flight", check.left_in_flight(words, report))
     verdict.zero("ends_told_otherwise", check.told_otherwise(words, report))
+    verdict.zero("incidents_not_told_once", check.untold(report, messages))
     verdict.zero("died_or_stayed_away", storm.died)
     return verdict.conclude()
 
@@ -353,7 +358,7 @@ def story(
     sent, retried = sum(s.sent for s in senders), sum(s.retried for s in senders)
     print(f"spans        {sent:,} sent, {retried:,} batches sent again")
     print(f"changes      {told(check.ends(words))}")
-    print(f"loop         {report['incidents']} incidents, {len(messages)} messages, "
+    print(f"loop         {len(report['incidents'])} incidents, {len(messages)} messages, "
           f"actions: {told(ended)}")  # fmt: skip
 
 

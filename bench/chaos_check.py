@@ -129,6 +129,19 @@ def told_otherwise(words: list[Word], report: dict[str, Any]) -> list[str]:
     return wrong
 
 
+def untold(report: dict[str, Any], messages: list[dict[str, Any]]) -> list[str]:
+    """Incidents whose one message did not arrive, once. The receiver drops a repeated delivery."""
+    wrong = []
+    for incident in report["incidents"]:
+        heard = sum(incident["id"] in message["incident_url"] for message in messages)
+        if heard != 1:
+            outbox = ", ".join(incident["told"]) or "empty"
+            wrong.append(
+                f"{incident['what']} ({incident['state']}): {heard} messages, outbox {outbox}"
+            )
+    return wrong
+
+
 def ends(words: list[Word]) -> Counter[str]:
     """How the changes in the journal ended."""
     return Counter(word.trial or word.state for word in words if word.kind == "apply")

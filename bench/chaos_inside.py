@@ -176,7 +176,15 @@ def report() -> dict[str, Any]:
             for action in Action.objects.order_by("created_at")
         ],
         "engines": {engine.name: engine.values for engine in Engine.objects.all()},
-        "incidents": Incident.objects.count(),
+        "incidents": [
+            {
+                "id": str(incident.pk),
+                "what": str(incident),
+                "state": incident.state,
+                "told": [delivery.state for delivery in incident.deliveries.all()],
+            }
+            for incident in Incident.objects.order_by("opened_at")
+        ],
     }
 
 
