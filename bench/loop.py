@@ -19,6 +19,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -323,6 +324,8 @@ def main() -> int:
     parser.add_argument("--norms", action="store_true", help="NORMS' own times (longer runs)")
     parser.add_argument("--json", type=Path, help="write the ratios here")
     options = parser.parse_args()
+    # A bench that is told to stop ends the processes it started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return compare(options) if options.part == "compare" else quiet(options)
 
 

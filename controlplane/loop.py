@@ -54,15 +54,22 @@ def steer(tenant: Tenant, reader: Reader, now: datetime) -> None:
     # Verify: what became of the changes under way? This may free an engine for the next one.
     actions_reconcile(tenant=tenant, reader=reader, now=now)
 
+    # Explain, and choose what to do about it.
+    for_each_incident(tenant, lambda incident: explain_and_act(incident, reader, now))
+
+    # Act: hand what was just chosen to the agents.
+    actions_reconcile(tenant=tenant, reader=reader, now=now)
+
+    # Tell: what, because of what, and what is being done.
+    for_each_incident(tenant, lambda incident: tell(incident, now))
+
+
+def for_each_incident(tenant: Tenant, handle: Callable[[Incident], None]) -> None:
     for incident in incidents_open(tenant):
         try:
-            explain_and_act(incident, reader, now)
-            tell(incident, now)
+            handle(incident)
         except Exception:  # one incident in trouble does not stop the others
             log.exception("incident %s: could not be handled", incident.pk)
-
-    # Act: hand what was just proposed to the agents.
-    actions_reconcile(tenant=tenant, reader=reader, now=now)
 
 
 def explain_and_act(incident: Incident, reader: Reader, now: datetime) -> None:
@@ -82,16 +89,12 @@ def tell(incident: Incident, now: datetime) -> None:
     """One message per channel, once there is an explanation to give."""
     if diagnosis_of(incident) is None:
         return
-    told = story(incident)
-    action = next(reversed(actions_of(incident)), None)
+    told, action = story(incident), next(reversed(actions_of(incident)), None)
     doing = sentence(action) if action else told.no_action
     parts = filter(None, (told.what, told.because, doing))
+    text = ". ".join(part[0].upper() + part[1:] for part in parts)
+    engine = action.engine.name if action else incident.scope
     incident_tell(
-        incident=incident,
-        title=told.what,
-        text=". ".join(part[0].upper() + part[1:] for part in parts),
-        now=now,
-        engine=action.engine.name if action else incident.scope,
-        cause=told.cause_label,
-        action=doing,
-    )
+        incident=incident, title=told.what, text=text, now=now,
+        engine=engine, cause=told.cause_label, action=doing,
+    )  # fmt: skip
