@@ -40,12 +40,13 @@ from tracing import query, wiring  # noqa: E402
 
 # Any of these carries the load, but the smallest caps: those give the loop something to mend.
 MENU: dict[str, tuple[int, ...]] = {
-    "max_num_seqs": (4, 8, 16, 32, 64),
+    "max_num_seqs": (2, 4, 8, 32, 64),
     "max_num_batched_tokens": (512, 1024, 2048, 4096),
     "prefill_chunk_tokens": (128, 256, 512),
     "max_wait_ms": (0, 2, 5),
 }
 CAP_CARRIES = 16
+FIND_S_MAX = 12.0
 LOOP_S_MAX = 40.0
 DEADLINE_S = 15.0
 PATIENCE_S = 45.0
@@ -94,12 +95,13 @@ def trial(
 
 def leave_to_the_loop(engine: Engine) -> None:
     """Time for the loop to find the cap too small, and for the trial that it then starts."""
-    deadline = timezone.now() + timedelta(seconds=LOOP_S_MAX)
-    while timezone.now() < deadline and not stopping.wait(POLL_S):
-        if action_in_flight(engine):
-            break
-    while action_in_flight(engine) and timezone.now() < deadline and not stopping.wait(POLL_S):
-        pass
+    began = timezone.now()
+    while not action_in_flight(engine):
+        if timezone.now() > began + timedelta(seconds=FIND_S_MAX) or stopping.wait(POLL_S):
+            return
+    while action_in_flight(engine) and timezone.now() < began + timedelta(seconds=LOOP_S_MAX):
+        if stopping.wait(POLL_S):
+            return
 
 
 def order(
