@@ -1,7 +1,7 @@
 """The loop: judge, explain, act, tell, and prove that it helped. One pass, top to bottom.
 
-Everything it does is in the rooms below; everything it knows is in the database and the telemetry
-store. It may be killed anywhere: the next pass finds out from the rows what is left to do.
+Everything it knows is in the database and the telemetry store; killed anywhere, the next pass finds
+out from the rows what is left to do.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import datetime
-
-from django.conf import settings
 
 from controlplane.accounts.models import Tenant
 from controlplane.actions.selectors import acted_at, actions_of, sentence
@@ -54,17 +52,15 @@ def steer(tenant: Tenant, reader: Reader, now: datetime) -> None:
     # Verify: what became of the changes under way? This may free an engine for the next one.
     actions_reconcile(tenant=tenant, reader=reader, now=now)
 
-    # Explain, and choose what to do about it.
-    for_each_incident(tenant, lambda incident: explain_and_act(incident, reader, now))
-
-    # Act: hand what was just chosen to the agents.
+    # Explain, choose what to do about it, and hand that to the agents.
+    each_incident(tenant, lambda incident: explain_and_act(incident, reader, now))
     actions_reconcile(tenant=tenant, reader=reader, now=now)
 
     # Tell: what, because of what, and what is being done.
-    for_each_incident(tenant, lambda incident: tell(incident, now))
+    each_incident(tenant, lambda incident: tell(incident, now))
 
 
-def for_each_incident(tenant: Tenant, handle: Callable[[Incident], None]) -> None:
+def each_incident(tenant: Tenant, handle: Callable[[Incident], None]) -> None:
     for incident in incidents_open(tenant):
         try:
             handle(incident)
@@ -76,8 +72,7 @@ def explain_and_act(incident: Incident, reader: Reader, now: datetime) -> None:
     """Asks the causes, and takes the named one's remedy, unless a trial is still running."""
     if any(action.ended_at is None for action in actions_of(incident)):
         return
-    window_s = settings.TRIMTAB_CONTROL_WINDOW_S
-    if not diagnosis_due(incident, now=now, window_s=window_s, acted_at=acted_at(incident)):
+    if not diagnosis_due(incident, now=now, acted_at=acted_at(incident)):
         return
     diagnosis = incident_explain(incident=incident, reader=reader, now=now)
     if diagnosis is not None:
@@ -92,9 +87,12 @@ def tell(incident: Incident, now: datetime) -> None:
     told, action = story(incident), next(reversed(actions_of(incident)), None)
     doing = sentence(action) if action else told.no_action
     parts = filter(None, (told.what, told.because, doing))
-    text = ". ".join(part[0].upper() + part[1:] for part in parts)
-    engine = action.engine.name if action else incident.scope
     incident_tell(
-        incident=incident, title=told.what, text=text, now=now,
-        engine=engine, cause=told.cause_label, action=doing,
-    )  # fmt: skip
+        incident=incident,
+        title=told.what,
+        text=". ".join(part[0].upper() + part[1:] for part in parts),
+        now=now,
+        engine=action.engine.name if action else incident.scope,
+        cause=told.cause_label,
+        action=doing,
+    )

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
 from django.db.models import Prefetch, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -76,15 +77,14 @@ def diagnosis_of(incident: Incident) -> Diagnosis | None:
     return next(iter(incident.diagnoses.all()), None)
 
 
-def diagnosis_due(
-    incident: Incident, *, now: datetime, window_s: float, acted_at: datetime | None = None
-) -> bool:
+def diagnosis_due(incident: Incident, *, now: datetime, acted_at: datetime | None = None) -> bool:
     """Whether the incident wants a new explanation.
 
     Not explained yet, or the last action (ended at `acted_at`) has two windows of new facts behind
     it, or a quarter of the incident's age has passed: the longer it lasts the rarer it is asked,
     so an incident open for days keeps tens of explanations, not thousands.
     """
+    window_s = settings.TRIMTAB_CONTROL_WINDOW_S
     last = diagnosis_of(incident)
     if last is None:
         return True
