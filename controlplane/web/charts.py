@@ -21,7 +21,8 @@ from django.utils.translation import gettext as _
 
 from controlplane.actions.models import Action
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.scene import METRIC_OF, Histogram, ObjectiveFacts
+from controlplane.diagnosis.scene import METRIC_OF, Histogram
+from controlplane.diagnosis.staging import objective_facts
 from slo.budget import bad_share_bar
 from slo.models import Objective, Reading
 from tracing import query
@@ -62,24 +63,14 @@ def questions(objective: Objective) -> list[Question]:
         "ttft": _("How long does the first token take?"),
         "tpot": _("How long does each further token take?"),
     }
-    asked = time_questions.get(facts(objective).measures, _("How long does a request take?"))
+    asked = time_questions.get(
+        objective_facts(objective).measures, _("How long does a request take?")
+    )
     return [
         Question("bad", _("Missed"), _("What share of requests missed this objective?")),
         Question("latency", _("Latency"), asked),
         Question("load", _("Load"), _("How many requests run, and how many wait?")),
     ]
-
-
-def facts(objective: Objective) -> ObjectiveFacts:
-    threshold = objective.spec.get("threshold_ms")
-    return ObjectiveFacts(
-        slug=objective.slug,
-        name=objective.name,
-        indicator=objective.indicator,
-        spec=objective.spec,
-        target=objective.target,
-        threshold_ms=float(threshold) if isinstance(threshold, int | float) else None,
-    )
 
 
 def grid_of(minutes: int, now: datetime) -> Grid:
@@ -155,7 +146,7 @@ def missed(objective: Objective, reader: Reader, grid: Grid) -> dict[str, Any]:
 
 def latency(objective: Objective, reader: Reader, grid: Grid) -> dict[str, Any]:
     """p50 and p99 of what the objective times, in seconds; the bound is its threshold."""
-    known = facts(objective)
+    known = objective_facts(objective)
     metric = METRIC_OF.get(known.measures, METRIC_OF["e2e"])
     if objective.spec.get("source") == "metric" and objective.indicator == "latency":
         metric = objective.spec.get("metric", metric)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from tracing.types import Span
 
@@ -49,54 +50,68 @@ class Waterfall:
         return [(i / 4, self.duration_s * i / 4) for i in range(5)]
 
 
+@dataclass(frozen=True)
+class _Between:
+    """Time in which no child of a span ran, in nanoseconds; it may be empty."""
+
+    since: int
+    until: int
+
+
 def waterfall(spans: Sequence[Span]) -> Waterfall:
     """The rows of a trace in order of time, children below their parent, gaps among siblings named.
 
-    A span whose parent is not in the trace counts as a root; the longest root leads. At most
-    ROWS_MAX rows. Raises ValueError for a trace without spans.
+    A span whose parent is not in the trace counts as a root, as does the first of spans that are
+    each other's parents; the longest root leads. At most ROWS_MAX rows. Raises ValueError for a
+    trace without spans.
     """
     if not spans:
         raise ValueError("a waterfall needs at least one span")
     known = {span.span_id for span in spans}
+    in_time = sorted(spans, key=lambda s: (s.start_ns, -s.duration_ns, s.span_id))
     children: dict[str, list[Span]] = defaultdict(list)
-    for span in sorted(spans, key=lambda s: (s.start_ns, -s.duration_ns, s.span_id)):
-        # A span that names itself as its parent would never be reached.
-        orphan = span.parent_span_id not in known or span.parent_span_id == span.span_id
-        children["" if orphan else span.parent_span_id].append(span)
-    roots = children[""] or [min(spans, key=lambda s: s.start_ns)]
-    root = max(roots, key=lambda s: s.duration_ns)
+    for span in in_time:
+        children[span.parent_span_id if span.parent_span_id in known else ""].append(span)
+    root = max(children[""] or in_time[:1], key=lambda s: s.duration_ns)
     start = min(span.start_ns for span in spans)
     whole = max(1, max(span.end_ns for span in spans) - start)
-    rows: list[Row] = []
-    for top in roots:
-        for row in _walk(top, children, 0, start, whole):
-            if len(rows) < ROWS_MAX:
-                rows.append(row)
+    # What no root leads to is drawn too, after the roots: each span once, wherever it is met first.
+    tops = (*children[""], *in_time)
+    rows = tuple(islice(_walk(tops, children, start, whole), ROWS_MAX))
     parts: dict[str, float] = defaultdict(float)
     for row in rows:
         if row.depth == 1:
             parts[row.kind] += row.duration_s
-    return Waterfall(root, whole / 1e9, tuple(rows), dict(parts), len(spans))
+    return Waterfall(root, whole / 1e9, rows, dict(parts), len(spans))
 
 
 def _walk(
-    span: Span, children: Mapping[str, list[Span]], depth: int, start: int, whole: int
+    tops: Sequence[Span], children: Mapping[str, Sequence[Span]], start: int, whole: int
 ) -> Iterator[Row]:
-    kind = "root" if depth == 0 else span.name
-    yield _row(span.name, kind, depth, span.start_ns, span.end_ns, start, whole, span)
-    below = children.get(span.span_id, ())
+    """Rows depth first, over a stack of our own: a trace may be as deep as it has spans."""
+    seen: set[str] = set()
+    stack: list[tuple[Span | _Between, int]] = [(top, 0) for top in reversed(tops)]
+    while stack:
+        item, depth = stack.pop()
+        if isinstance(item, _Between):
+            if item.until - item.since > GAP_MIN * whole:
+                yield _row("", "gap", depth, item.since, item.until, start, whole, None)
+        elif item.span_id not in seen:
+            seen.add(item.span_id)
+            kind = "root" if depth == 0 else item.name
+            yield _row(item.name, kind, depth, item.start_ns, item.end_ns, start, whole, item)
+            below = _below(item, children.get(item.span_id, ()))
+            stack += [(part, min(depth + 1, DEPTH_MAX)) for part in reversed(below)]
+
+
+def _below(span: Span, children: Sequence[Span]) -> list[Span | _Between]:
+    """The children of a span with the time before, between and after them."""
+    found: list[Span | _Between] = []
     covered = span.start_ns
-    for child in below:
-        yield from _gap(covered, child.start_ns, depth + 1, start, whole)
-        yield from _walk(child, children, min(depth + 1, DEPTH_MAX), start, whole)
+    for child in children:
+        found += [_Between(covered, child.start_ns), child]
         covered = max(covered, child.end_ns)
-    if below:
-        yield from _gap(covered, span.end_ns, depth + 1, start, whole)
-
-
-def _gap(since: int, until: int, depth: int, start: int, whole: int) -> Iterator[Row]:
-    if until - since > GAP_MIN * whole:
-        yield _row("", "gap", min(depth, DEPTH_MAX), since, until, start, whole, None)
+    return [*found, _Between(covered, span.end_ns)] if children else []
 
 
 def _row(

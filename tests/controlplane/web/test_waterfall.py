@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.web.waterfall import ROWS_MAX, waterfall
+from controlplane.web.waterfall import DEPTH_MAX, ROWS_MAX, waterfall
 from tracing.types import Span
 
 MS = 1_000_000
@@ -47,6 +47,20 @@ def test_a_span_without_its_parent_is_a_root() -> None:
 
 def test_a_span_that_is_its_own_parent_is_drawn_once() -> None:
     assert names([span(1, 1, 0, 10, "odd")]) == [("odd", 0)]
+
+
+def test_spans_that_are_each_others_parents_are_drawn_once_each() -> None:
+    ring = [span(1, 3, 0, 10, "a"), span(2, 1, 2, 5, "b"), span(3, 2, 3, 2, "c")]
+    drawn = [row.name for row in waterfall(ring).rows if row.span]
+    assert drawn == ["a", "b", "c"]
+    beside = [row.name for row in waterfall([*ring, span(9, 0, 5, 50, "root")]).rows if row.span]
+    assert beside == ["root", "a", "b", "c"]
+
+
+def test_a_trace_may_be_as_deep_as_it_has_spans() -> None:
+    found = waterfall([span(i, i - 1, 0, 10_000 - i) for i in range(1, 10_000)])
+    assert len(found.rows) == ROWS_MAX
+    assert found.rows[-1].depth == DEPTH_MAX
 
 
 def test_bars_stay_inside_the_drawing() -> None:
