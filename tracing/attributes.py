@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tracing import wire
 from tracing.limits import Limits
+from tracing.memo import Memo
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -28,6 +29,7 @@ _KEY, _VALUE = 0x0A, 0x12
 _STRING, _BOOL, _INT, _DOUBLE = 0x0A, 0x10, 0x18, 0x21
 _ONE_BYTE = 0x80  # lengths below this take one byte
 _VARINT_BYTES_MAX = 10
+_ITEM_BYTES = 300  # what Python adds to a remembered attribute: three objects and a tuple
 # Reading a few bytes past the last attribute must stay inside the buffer.
 _PADDING = bytes(16)
 
@@ -37,7 +39,9 @@ class AttributeDecoder:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._unusual: dict[bytes, tuple[str, str]] = {}
+        self._unusual: Memo[bytes, tuple[str, str]] = Memo(
+            bytes_max=limits.memo_bytes_max, item_bytes_max=limits.memo_item_bytes_max
+        )
 
     def decode(self, raws: list[bytes], trimmed: Counter[str]) -> tuple[Any, Any]:
         """Keys and values as pyarrow string arrays; what was cut is counted in `trimmed`.
@@ -79,9 +83,7 @@ class AttributeDecoder:
         pair = self._unusual.get(raw)
         if pair is None:
             pair = wire.key_value(raw)
-            if len(self._unusual) >= self._limits.attributes_cached_max:
-                self._unusual.clear()
-            self._unusual[raw] = pair
+            self._unusual.keep(raw, pair, _ITEM_BYTES + 2 * len(raw))
         key, value = pair
         if len(value) > self._limits.value_chars_max or len(key) > self._limits.name_chars_max:
             trimmed["value_too_long"] += 1

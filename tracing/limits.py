@@ -17,10 +17,13 @@ class Limits:
     commit_rows_max: int = 100_000
     commit_linger_ms: int = 200  # only while other requests are being decoded
     request_spans_max: int = 50_000
-    request_samples_max: int = 500_000
+    request_samples_max: int = 100_000
+    histogram_buckets_max: int = 200
+    ahead_s_max: int = 600  # how far a sender's clock may be ahead of ours
     span_attributes_max: int = 128
     series_labels_max: int = 30
     name_chars_max: int = 256
     value_chars_max: int = 4096
     series_cached_max: int = 200_000
-    attributes_cached_max: int = 16_384
+    memo_bytes_max: int = 32 * MIB  # what is remembered of attributes, resources, series, each
+    memo_item_bytes_max: int = 64 * 1024

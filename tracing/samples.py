@@ -9,8 +9,9 @@ names is kept as `exported_…` (Prometheus, honor_labels: false).
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -21,10 +22,11 @@ import pyarrow as pa
 
 from tracing import wire
 from tracing.limits import Limits
+from tracing.memo import Memo
 
 _CUMULATIVE = 2
 _NO_RECORDED_VALUE = 1  # DataPointFlags
-_MS_MAX = 2**63 // 1_000_000 - 1  # DateTime64 on the way counts nanoseconds
+_PLACE_BYTES = 1_500  # what Python takes for a remembered point besides its texts and ids
 _IDENTITY = {
     "service": "service.name",
     "instance": "service.instance.id",
@@ -48,7 +50,8 @@ class SeriesCache:
     """Which series rows are in the store, with the oldest sample time written (ms).
 
     Forgets everything at the turn of the day (the `seen` date must be renewed) and when full;
-    a row written twice merges into one. Not thread-safe: written by the committing thread only.
+    a row written twice merges into one. The event loop writes what the decoding thread asks: each
+    is one operation on a dict, and an answer that is too old costs one more such row.
     """
 
     def __init__(self, series_cached_max: int) -> None:
@@ -85,17 +88,26 @@ def bound_text(bound: float) -> str:
 
 @dataclass(frozen=True)
 class _Point:
-    """Where a point belongs: one id per exploded series, and the labels to write when new."""
+    """Where a point belongs: one id and metric name per exploded series; `bounds` of a histogram.
+
+    The labels of each series are made when they are asked for: once in a series' life.
+    """
 
     ids: tuple[int, ...]
     metrics: tuple[str, ...]
-    labels: tuple[dict[str, str], ...]
+    labels: Mapping[str, str]
+    bounds: tuple[float, ...] | None
+
+    def series(self) -> Iterator[tuple[int, str, Mapping[str, str]]]:
+        """(id, metric, labels) of every series."""
+        return zip(self.ids, self.metrics, _labels_of(self.labels, self.bounds), strict=True)
 
 
 class _Rows:
-    """The samples of one request while they are read."""
+    """The samples of one request while they are read; those after `latest_ms` are not believed."""
 
-    def __init__(self) -> None:
+    def __init__(self, latest_ms: int) -> None:
+        self.latest_ms = latest_ms
         self.metric: list[str] = []
         self.series: list[int] = []
         self.time_ms: list[int] = []
@@ -122,15 +134,15 @@ class SampleDecoder:
     def __init__(self, limits: Limits, cache: SeriesCache) -> None:
         self._limits = limits
         self._cache = cache
-        self._places: dict[tuple[Any, ...], _Point | None] = {}
+        self._places: Memo[tuple[Any, ...], _Point] = Memo(
+            bytes_max=limits.memo_bytes_max, item_bytes_max=limits.memo_item_bytes_max
+        )
 
     def decode(self, tenant: str, body: bytes) -> DecodedMetrics:
         """Rows of `samples` and `series`. Raises Undecodable; then nothing of it is kept."""
         request = wire.parse(wire.MetricsRequest, body)
         decoded = DecodedMetrics(None, None, {})
-        rows = _Rows()
-        if len(self._places) > self._limits.series_cached_max:
-            self._places.clear()
+        rows = _Rows(time.time_ns() // 1_000_000 + self._limits.ahead_s_max * 1000)
         for resource_metrics in request.resource_metrics:
             origin = (tenant, resource_metrics.resource)
             for scope in resource_metrics.scope_metrics:
@@ -162,8 +174,6 @@ class SampleDecoder:
             reason = "delta_temporality"
         elif not metric.name or len(metric.name) > self._limits.name_chars_max:
             reason = "invalid_metric_name"
-        elif len(rows.series) > self._limits.request_samples_max:
-            reason = "too_many_samples"
         if reason:
             rejected[reason] += len(points)
             return
@@ -171,7 +181,9 @@ class SampleDecoder:
         for point in points:
             if point.flags & _NO_RECORDED_VALUE:
                 continue
-            if not 0 < point.time // 1_000_000 <= _MS_MAX:
+            if len(rows.series) >= self._limits.request_samples_max:
+                rejected["too_many_samples"] += 1
+            elif not 0 < point.time // 1_000_000 <= rows.latest_ms:
                 rejected["invalid_time"] += 1
             elif problem := read(origin, metric.name, point, rows):
                 rejected[problem] += 1
@@ -191,6 +203,8 @@ class SampleDecoder:
     def _histogram(
         self, origin: tuple[str, bytes], name: bytes, point: Any, rows: _Rows
     ) -> str | None:
+        if len(point.bucket_counts) > self._limits.histogram_buckets_max:
+            return "too_many_buckets"
         bounds, counts = tuple(point.explicit_bounds), list(point.bucket_counts)
         if len(counts) != (len(bounds) + 1 if counts else 0):
             return "invalid_buckets"
@@ -214,14 +228,14 @@ class SampleDecoder:
         bounds: tuple[float, ...] | None,
     ) -> _Point | None:
         key = (origin, name, attributes, bounds)
-        if key in self._places:
-            return self._places[key]
-        labels = self._labels(origin[1], attributes)
-        place = None
-        if labels is not None:
-            text = name.decode("utf-8", "replace")
-            place = _explode(origin[0], text, labels, bounds)
-        self._places[key] = place
+        place = self._places.get(key)
+        if place is None:
+            labels = self._labels(origin[1], attributes)
+            if labels is None:
+                return None
+            place = _explode(origin[0], name.decode("utf-8", "replace"), labels, bounds)
+            text_bytes = len(origin[1]) + 4 * sum(map(len, attributes))
+            self._places.keep(key, place, _PLACE_BYTES + text_bytes + 64 * len(place.ids))
         return place
 
     def _labels(self, resource: bytes, attributes: tuple[bytes, ...]) -> dict[str, str] | None:
@@ -243,11 +257,11 @@ class SampleDecoder:
     def _series(self, tenant: str, rows: _Rows, decoded: DecodedMetrics) -> None:
         """Fill `decoded.series` with the series that the store does not know yet."""
         first: dict[int, int] = {}
-        labels: dict[int, tuple[str, dict[str, str]]] = {}
+        labels: dict[int, tuple[str, Mapping[str, str]]] = {}
         for place, time_ms in rows.places:
             if self._cache.knows(place.ids[0], time_ms):
                 continue
-            for series, metric, found in zip(place.ids, place.metrics, place.labels, strict=True):
+            for series, metric, found in place.series():
                 first[series] = min(time_ms, first.get(series, time_ms))
                 labels[series] = (metric, found)
         decoded.fresh = first
@@ -265,17 +279,24 @@ class SampleDecoder:
         )
 
 
+def _labels_of(
+    labels: Mapping[str, str], bounds: tuple[float, ...] | None
+) -> Iterator[Mapping[str, str]]:
+    """The labels of the series a point feeds, in the order of `_explode`."""
+    if bounds is not None:
+        for bound in (*bounds, math.inf):
+            yield {**labels, "le": bound_text(bound)}
+        yield labels
+    yield labels
+
+
 def _explode(
-    tenant: str, name: str, labels: dict[str, str], bounds: tuple[float, ...] | None
+    tenant: str, name: str, labels: Mapping[str, str], bounds: tuple[float, ...] | None
 ) -> _Point:
     """The series a point feeds: itself, or the buckets, sum and count of a histogram."""
-    series = [(name, labels)]
+    metrics: tuple[str, ...] = (name,)
     if bounds is not None:
-        edges = map(bound_text, (*bounds, math.inf))
-        series = [(f"{name}_bucket", {**labels, "le": edge}) for edge in edges]
-        series += [(f"{name}_sum", labels), (f"{name}_count", labels)]
-    return _Point(
-        ids=tuple(series_id(tenant, metric, found) for metric, found in series),
-        metrics=tuple(metric for metric, _ in series),
-        labels=tuple(found for _, found in series),
-    )
+        metrics = (f"{name}_bucket",) * (len(bounds) + 1) + (f"{name}_sum", f"{name}_count")
+    found = zip(metrics, _labels_of(labels, bounds), strict=True)
+    ids = tuple(series_id(tenant, metric, one) for metric, one in found)
+    return _Point(ids, metrics, labels, bounds)

@@ -6,6 +6,7 @@ request are decoded together. What repeats (names, statuses, resources) is decod
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,10 +18,10 @@ import pyarrow as pa
 from tracing import wire
 from tracing.attributes import AttributeDecoder
 from tracing.limits import Limits
+from tracing.memo import Memo
 
 _NO_TRACE = bytes(16)
 _NO_SPAN = bytes(8)
-_NS_MAX = 2**63 - 1  # DateTime64(9) counts in signed 64 bits
 _KIND_MAX = 5
 _STATUS_MAX = 2
 
@@ -43,25 +44,28 @@ class SpanDecoder:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._attributes = AttributeDecoder(limits)
-        self._resources: dict[bytes, dict[str, str]] = {}
+        self._resources: Memo[bytes, dict[str, str]] = Memo(
+            bytes_max=limits.memo_bytes_max, item_bytes_max=limits.memo_item_bytes_max
+        )
 
     def decode(self, tenant: str, body: bytes) -> Decoded:
         """Rows of `spans` for `tenant`. Raises Undecodable; then nothing of it is kept."""
         request = wire.parse(wire.TraceRequest, body)
         decoded = Decoded(None)
+        latest = time.time_ns() + self._limits.ahead_s_max * 10**9
         spans: list[Any] = []
         resources: list[dict[str, str]] = []
         sizes: list[int] = []
         for resource_spans in request.resource_spans:
             found = list(chain.from_iterable(s.spans for s in resource_spans.scope_spans))
-            kept = self._valid(found, self._limits.request_spans_max - len(spans), decoded)
+            kept = self._valid(found, self._limits.request_spans_max - len(spans), latest, decoded)
             spans += kept
             resources.append(self._resource(resource_spans.resource))
             sizes.append(len(kept))
         decoded.rows = self._table(tenant, spans, _Resources(resources, sizes), decoded.trimmed)
         return decoded
 
-    def _valid(self, spans: list[Any], room: int, decoded: Decoded) -> list[Any]:
+    def _valid(self, spans: list[Any], room: int, latest: int, decoded: Decoded) -> list[Any]:
         """The spans that can be stored. One bad id costs one span, never the request."""
         trace_ids = [span.trace_id for span in spans]
         span_ids = [span.span_id for span in spans]
@@ -71,14 +75,14 @@ class SpanDecoder:
             and {len(span.parent_span_id) for span in spans} <= {0, 8}
             and _NO_TRACE not in trace_ids
             and _NO_SPAN not in span_ids
-            and max([span.start for span in spans]) <= _NS_MAX
-            and max([span.end for span in spans]) <= _NS_MAX
+            and max([span.start for span in spans]) <= latest
+            and max([span.end for span in spans]) <= latest
         )
         if usable and len(spans) <= room:
             return spans
         kept: list[Any] = []
         for span in spans:
-            reason = _problem(span) or ("too_many_spans" if len(kept) >= room else None)
+            reason = _problem(span, latest) or ("too_many_spans" if len(kept) >= room else None)
             if reason is None:
                 kept.append(span)
             else:
@@ -94,9 +98,7 @@ class SpanDecoder:
                 for key, value in wire.resource_attributes(raw).items()
             }
             known = dict(list(known.items())[: limit.span_attributes_max])
-            if len(self._resources) > 1_000:
-                self._resources.clear()
-            self._resources[raw] = known
+            self._resources.keep(raw, known, 1_000 + 4 * len(raw))
         return known
 
     def _names(self, raws: list[bytes]) -> Any:
@@ -165,15 +167,18 @@ class SpanDecoder:
         return pa.MapArray.from_arrays(pa.array(offsets), keys, values)
 
 
-def _problem(span: Any) -> str | None:
-    """Why a span cannot be stored (trace.proto: which ids are invalid), or None."""
+def _problem(span: Any, latest: int) -> str | None:
+    """Why a span cannot be stored (trace.proto: which ids are invalid), or None.
+
+    `latest` is the last time believed, in ns: a clock far ahead would make a source look alive.
+    """
     if len(span.trace_id) != 16 or span.trace_id == _NO_TRACE:
         return "invalid_trace_id"
     if len(span.span_id) != 8 or span.span_id == _NO_SPAN:
         return "invalid_span_id"
     if len(span.parent_span_id) not in (0, 8):
         return "invalid_parent_span_id"
-    return "invalid_time" if max(span.start, span.end) > _NS_MAX else None
+    return "invalid_time" if max(span.start, span.end) > latest else None
 
 
 class _Resources:

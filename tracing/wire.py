@@ -13,6 +13,7 @@ import json
 from base64 import b64encode
 from typing import Any
 
+import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
@@ -167,8 +168,12 @@ def parse(message: Any, body: bytes) -> Any:
 
 
 def number_text(value: float) -> str:
-    """The shortest decimal that reads back as `value`: 1, 0.25, 1e+22."""
-    return repr(value).removesuffix(".0")
+    """The shortest decimal that reads back as `value`: 1, 0.25, 1e-7, 1e+22.
+
+    Written by Arrow, as `attributes` writes whole columns of them: one number has one text.
+    """
+    text: str = pa.scalar(value, pa.float64()).cast(pa.string()).as_py()
+    return text
 
 
 def _plain(value: Any) -> Any:
