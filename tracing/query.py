@@ -53,16 +53,6 @@ class _Entry:
     known_ms: int
 
 
-@dataclass(frozen=True)
-class Source:
-    """Who sent something lately."""
-
-    service: str
-    instance: str
-    node: str
-    last_seen: datetime
-
-
 Key = tuple[str, ...]
 
 
@@ -127,12 +117,11 @@ class StoreReader:
         ]
 
     def last_seen(self, metric: str, *, where: Labels | None = None) -> datetime | None:
-        since = datetime.now(UTC) - LAST_SEEN
+        now = datetime.now(UTC)
         # A histogram is asked for without suffix; its count is there whenever it is.
         metrics = (metric, f"{metric}_count")
-        rows = self._rows(
-            sql.LAST_SEEN, metrics, where or {}, "series", since_ms=_milliseconds(since)
-        )
+        times = {"since_ms": _milliseconds(now - LAST_SEEN), "now_ms": _milliseconds(now)}
+        rows = self._rows(sql.LAST_SEEN, metrics, where or {}, "series", **times)
         newest_ms = rows[0]["newest_ms"]
         return datetime.fromtimestamp(newest_ms / 1000, UTC) if newest_ms else None
 
@@ -198,20 +187,6 @@ class StoreReader:
             "limit": limit,
         }
         return _spans(self._store.query(text, {**parameters, "tenant": self._tenant, **times}))
-
-    def lately(self, since: datetime) -> list[Source]:
-        """Every source that sent spans or samples after `since`, newest first."""
-        parameters: dict[str, Parameter] = {"tenant": self._tenant, "since_ns": _nanoseconds(since)}
-        rows = self._store.query(sql.LATELY, parameters).to_pylist()
-        return [
-            Source(
-                row["service"],
-                row["instance"],
-                row["node"],
-                datetime.fromtimestamp(row["newest_ms"] / 1000, UTC),
-            )
-            for row in rows
-        ]
 
     # --- from the store ------------------------------------------------------------------------
 

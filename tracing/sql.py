@@ -46,25 +46,8 @@ LAST_SEEN = (
     "SELECT toUnixTimestamp64Milli(max(time)) AS newest_ms FROM samples WHERE "
     + _SELECTED
     + " AND time > fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
+    " AND time <= fromUnixTimestamp64Milli({now_ms:Int64}, 'UTC')"
 )
-
-LATELY = """
-SELECT service, instance, node, toUnixTimestamp64Milli(max(at)) AS newest_ms FROM (
-    SELECT service, instance, node, toDateTime64(max(end), 3) AS at FROM spans
-    WHERE tenant = {tenant:String} AND end > fromUnixTimestamp64Nano({since_ns:Int64}, 'UTC')
-    GROUP BY service, instance, node
-    UNION ALL
-    SELECT labels['service'], labels['instance'], labels['node'], max(newest) FROM (
-        SELECT series, max(time) AS newest FROM samples
-        WHERE tenant = {tenant:String} AND time > fromUnixTimestamp64Nano({since_ns:Int64}, 'UTC')
-        GROUP BY series
-    ) AS recent INNER JOIN (
-        SELECT series, any(labels) AS labels FROM series WHERE tenant = {tenant:String}
-        GROUP BY series
-    ) AS known USING series
-    GROUP BY labels['service'], labels['instance'], labels['node']
-) GROUP BY service, instance, node ORDER BY newest_ms DESC, service, instance, node LIMIT 10000
-"""
 
 _SPAN_COLUMNS = """
     lower(hex(trace_id)) AS trace_id,
