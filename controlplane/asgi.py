@@ -27,6 +27,7 @@ from controlplane.accounts.selectors import ingest_tenant  # noqa: E402
 from controlplane.celery import app as celery_app  # noqa: E402
 from tracing import wiring  # noqa: E402
 from tracing.receivers import otlp_http  # noqa: E402
+from tracing.types import StoreError  # noqa: E402
 
 otlp_application = otlp_http.application(ingest_tenant, wiring.door)
 
@@ -71,6 +72,12 @@ async def lifespan(receive: otlp_http.Receive, send: otlp_http.Send) -> None:
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
+            try:
+                # Takes most of a second, which the first sender or reader would wait for.
+                await asyncio.to_thread(wiring.door)
+            except StoreError as error:
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
             if embedded:
                 embedded.start()
             await send({"type": "lifespan.startup.complete"})

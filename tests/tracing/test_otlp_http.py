@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from google.rpc.error_details_pb2 import BadRequest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -19,7 +20,7 @@ from tracing.ingest import Door
 from tracing.limits import Limits
 from tracing.query import StoreReader
 from tracing.receivers import otlp_http
-from tracing.store.store import Store, StoreError
+from tracing.store.store import Store, StoreError, StoreLocked
 
 Post = Callable[..., tuple[int, dict[str, str], bytes]]
 
@@ -30,7 +31,10 @@ def poster(door: Door, tenant: str) -> Post:
     async def authenticate(token: str) -> str | None:
         return tenant if token == "right" else None
 
-    app = otlp_http.application(authenticate, lambda: door)
+    return poster_to(otlp_http.application(authenticate, lambda: door))
+
+
+def poster_to(app: otlp_http.App) -> Post:
 
     def post(
         body: bytes, path: str = "/v1/traces", method: str = "POST", **headers: str
@@ -229,6 +233,34 @@ def test_a_failing_store_is_503_with_retry_after_and_never_an_acknowledgement(
     assert 1 <= int(headers["retry-after"]) <= 3
     assert "No space left" in Status.FromString(answer).message
     door.close()
+
+
+def test_a_store_or_database_that_cannot_be_opened_now_is_503(tenant: str) -> None:
+    async def authenticate(token: str) -> str | None:
+        if token == "busy":
+            raise OperationalError("database is locked")
+        return tenant
+
+    def open_door() -> Door:
+        raise StoreLocked("The telemetry store is open in another process")
+
+    post = poster_to(otlp_http.application(authenticate, open_door))
+    for token, words in (("busy", "Tokens cannot be checked now"), ("right", "in another process")):
+        code, headers, answer = post(two_spans(), authorization=f"Bearer {token}")
+        assert (code, "retry-after" in headers) == (503, True)
+        assert words in Status.FromString(answer).message
+
+
+def test_an_unforeseen_error_is_a_500_in_protobuf_and_in_the_log(
+    tenant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def authenticate(token: str) -> str | None:
+        raise ZeroDivisionError
+
+    code, headers, answer = poster_to(otlp_http.application(authenticate, Door))(two_spans())
+    assert (code, headers["content-type"]) == (500, "application/x-protobuf")
+    assert "the log says more" in Status.FromString(answer).message
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_metrics_have_their_own_path(post: Post, reader: StoreReader) -> None:

@@ -7,16 +7,21 @@ errors are protobuf, 400 is final, 429 and 503 ask to be tried again. JSON is an
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from django.db import DatabaseError
 from isal import isal_zlib
 
 from tracing import wire
 from tracing.ingest import Accepted, Door, NotStored, QueueFull, Room
+from tracing.types import StoreError
+
+logger = logging.getLogger(__name__)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -59,13 +64,18 @@ def application(authenticate: Authenticate, door: Callable[[], Door]) -> App:
             accepted = await _export(scope, headers, receive, authenticate, door)
         except Refused as refused:
             await _refuse(send, refused, headers)
-        except (QueueFull, NotStored) as error:
+        except DatabaseError as error:
+            logger.warning("a token could not be looked up: %s", error)
+            await _refuse(send, Refused(503, "Tokens cannot be checked now", _wait_s()), headers)
+        except (QueueFull, NotStored, StoreError) as error:
             status = 429 if isinstance(error, QueueFull) else 503
-            # Clients give up when the wait exceeds what is left of their 10 s deadline.
-            retry_after_s = random.randint(1, 3)
-            await _refuse(send, Refused(status, str(error), retry_after_s), headers)
+            await _refuse(send, Refused(status, str(error), _wait_s()), headers)
         except wire.Undecodable as error:
             await _refuse(send, Refused(400, str(error)), headers)
+        except Exception:
+            # Final for the sender: what fails here for no known reason would fail again.
+            logger.exception("%s could not be answered", scope["path"])
+            await _refuse(send, Refused(500, "Our mistake; the log says more"), headers)
         else:
             await _reply(send, 200, _success(accepted), PROTOBUF)
 
@@ -159,6 +169,11 @@ def _success(accepted: Accepted) -> bytes:
         response.partial_success.error_message = accepted.message.encode()[:_MESSAGE_CHARS_MAX]
     body: bytes = response.SerializeToString()
     return body
+
+
+def _wait_s() -> int:
+    # Clients give up when the wait exceeds what is left of their 10 s deadline.
+    return random.randint(1, 3)
 
 
 async def _refuse(send: Send, refused: Refused, headers: dict[str, str]) -> None:
