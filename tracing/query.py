@@ -123,7 +123,7 @@ class StoreReader:
         times = {"since_ms": _milliseconds(now - LAST_SEEN), "now_ms": _milliseconds(now)}
         rows = self._rows(sql.LAST_SEEN, metrics, where or {}, "series", **times)
         newest_ms = rows[0]["newest_ms"]
-        return datetime.fromtimestamp(newest_ms / 1000, UTC) if newest_ms else None
+        return _time(newest_ms) if newest_ms else None
 
     # --- spans ---------------------------------------------------------------------------------
 
@@ -151,6 +151,22 @@ class StoreReader:
             "threshold": math.inf if threshold_s is None else threshold_s,
         }
         return _shares(self._store.query(text, parameters).to_pylist(), grid.count, by)
+
+    def span_last_seen(
+        self, *, service: str, name: str, instance: str | None = None
+    ) -> datetime | None:
+        now = datetime.now(UTC)
+        filters = {"service": service, "name": name}
+        if instance is not None:
+            filters["instance"] = instance
+        text, parameters = sql.span_last_seen(filters)
+        parameters |= {
+            "tenant": self._tenant,
+            "start_ns": _nanoseconds(now - LAST_SEEN),
+            "end_ns": _nanoseconds(now),
+        }
+        newest_ms = self._store.query(text, parameters).to_pylist()[0]["newest_ms"]
+        return _time(newest_ms) if newest_ms else None
 
     def trace(self, trace_id: str) -> list[Span]:
         if len(trace_id) != 32 or not set(trace_id.lower()) <= set("0123456789abcdef"):
@@ -263,6 +279,10 @@ class StoreReader:
 
 
 # --- rows to answers --------------------------------------------------------------------------
+
+
+def _time(milliseconds: int) -> datetime:
+    return EPOCH + timedelta(milliseconds=milliseconds)
 
 
 def _milliseconds(time: datetime) -> int:

@@ -139,17 +139,27 @@ SELECT key, w, countIf({good}) AS good, count() AS total FROM (
     return text, parameters
 
 
+def span_last_seen(filters: Labels) -> tuple[str, dict[str, Parameter]]:
+    """The newest end of spans that match `filters`, which are columns of the table."""
+    condition, parameters = _filtered(filters)
+    text = "SELECT toUnixTimestamp64Milli(toDateTime64(max(end), 3, 'UTC')) AS newest_ms"
+    return f"{text} FROM spans WHERE {condition}", parameters
+
+
+def _filtered(filters: Labels) -> tuple[str, dict[str, Parameter]]:
+    assert all(column in _SPAN_LABELS for column in filters)
+    conditions = [f"{column} = {{{column}:String}}" for column in filters]
+    return " AND ".join([_IN_TIME, *conditions]), dict(filters)
+
+
 def spans(filters: Labels, slowest_by: str | None) -> tuple[str, dict[str, Parameter]]:
     """Newest spans first, or slowest first by a measure; `filters` are columns of the table."""
-    parameters: dict[str, Parameter] = dict(filters)
-    conditions = [f"{column} = {{{column}:String}}" for column in filters]
-    assert all(column in _SPAN_LABELS for column in filters)
+    condition, parameters = _filtered(filters)
     order = "end"
     if slowest_by is not None:
         order, found = _measured(slowest_by)
         parameters |= found
-        conditions.append(f"{order} IS NOT NULL")
-    condition = " AND ".join([_IN_TIME, *conditions])
+        condition += f" AND {order} IS NOT NULL"
     # The keys first, so that only `limit` rows are read with their maps.
     text = f"""
 SELECT {_SPAN_COLUMNS} FROM (

@@ -179,6 +179,12 @@ class Reader(Protocol):
         """Time of the newest sample of the metric within an hour, None when there is none."""
         ...
 
+    def span_last_seen(
+        self, *, service: str, name: str, instance: str | None = None
+    ) -> datetime | None:
+        """When the newest such span within an hour ended, None when there is none."""
+        ...
+
     def trace(self, trace_id: str) -> list[Span]:
         """All spans of a trace by start time; empty when unknown. At most 10,000."""
         ...

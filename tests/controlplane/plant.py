@@ -299,6 +299,12 @@ class MemoryReader:
         times = [samples[-1][0] for _, samples in self._matching(metric, where)]
         return max(times, default=None)
 
+    def span_last_seen(
+        self, *, service: str, name: str, instance: str | None = None
+    ) -> datetime | None:
+        ends = [s.end_ns for s in self.stored_spans if instance in (None, s.instance)]
+        return datetime.fromtimestamp(max(ends) / 1e9, UTC) if ends else None
+
     def trace(self, trace_id: str) -> list[Span]:
         return [span for span in self.stored_spans if span.trace_id == trace_id]
 

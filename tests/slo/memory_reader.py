@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from tracing.types import Grid, HistogramSeries, Labels, Series, ShareSeries, Span
 
@@ -106,6 +106,16 @@ class MemoryReader:
             if (where or {}).items() <= dict(key).items()
         ]
         return max(times, default=None)
+
+    def span_last_seen(
+        self, *, service: str, name: str, instance: str | None = None
+    ) -> datetime | None:
+        ends = [
+            s.end_ns
+            for s in self.stored_spans
+            if (s.service, s.name) == (service, name) and instance in (None, s.instance)
+        ]
+        return datetime.fromtimestamp(max(ends) / 1e9, UTC) if ends else None
 
     def spans(
         self,
