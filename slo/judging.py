@@ -1,8 +1,10 @@
 """How each objective stands in the newest control windows: read, book, judge.
 
 Windows are aligned to the epoch. One is judged once its data had time to arrive (one scrape and
-1.5 s after its end). With every new window the last 8 are read again, and their rows amended;
-after a gap that has ended, back to its start within the last 240, because a spool replays it.
+1.5 s after its end). With every new window the last 8 are read again, and their rows amended.
+What was missed within the last 8 h is made up for, at most 240 windows a pass: a control plane that
+slept reads on from where it stopped, and a gap that has ended is read again, because a spool
+replays it.
 """
 
 from __future__ import annotations
@@ -11,27 +13,37 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from functools import cache
+from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Count, Max, Min, Q
 
 from controlplane.accounts.models import Tenant
 from slo.budget import Counts, burn_rate, window_is_bad
 from slo.burn import PairState, pair_state, pairs_of
 from slo.indicator import Indicator, SpecError, indicators
 from slo.models import Objective, Reading
-from slo.readings import MEASURED, Booked, Measured, readings_book, sums_at
+from slo.readings import (
+    EPOCH,
+    MEASURED,
+    Booked,
+    Measured,
+    edge_before,
+    readings_book,
+    sums_at_each,
+    window_of,
+)
 from tracing.types import Grid, Reader, ShareSeries, Signal
 
 logger = logging.getLogger(__name__)
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SETTLE_EXTRA_S = 1.5
 STALE_AFTER_SCRAPES = 3
 REJUDGE_WINDOWS = 8
 CATCH_UP_WINDOWS_MAX = 240
+# As long as an agent's spool keeps what it could not send.
+CATCH_UP_WITHIN = timedelta(hours=8)
 SCOPES_PER_OBJECTIVE_MAX = 64
 SPAN_SEEN_WITHIN = timedelta(hours=1)
 
@@ -41,7 +53,8 @@ class Judgement:
     """One control window of one scope (an engine's name, or "" for the whole service).
 
     `bad_share` and `burn` are None unless the signal is ok. `bad`: at least 20 events and more
-    than `budget.bad_share_bar` of them bad. `fresh`: judged for the first time, not amended.
+    than `budget.bad_share_bar` of them bad. `fresh`: one of the newest 8 windows, judged or
+    measured for the first time, not amended.
     `pairs` is filled for the newest window of scope "" only.
     """
 
@@ -97,15 +110,47 @@ def _judge(
     objective: Objective, reader: Reader, now: datetime, engines: Sequence[str]
 ) -> list[Judgement]:
     window_s = settings.TRIMTAB_CONTROL_WINDOW_S
-    end = _aligned(now - timedelta(seconds=settle_s()), window_s)
-    newest = Reading.objects.filter(objective=objective, scope="").order_by("-window_end").first()
+    end = edge_before(now - timedelta(seconds=settle_s()), window_s)
+    newest = _newest(objective)
+    if newest is not None and newest.window_end > now:
+        _future_forget(objective, now)
+        newest = _newest(objective)
     if newest is not None and newest.window_end >= end:
         return []
-    grid = _grid(objective, newest, end, window_s)
+    carried = _scopes_alive(objective, newest)
+    judgements: list[Judgement] = []
+    for grid in _grids(objective, newest, end, window_s):
+        judgements += _grid_judge(objective, reader, grid, end, now, carried, engines)
+    return judgements
+
+
+def _newest(objective: Objective) -> Reading | None:
+    return Reading.objects.filter(objective=objective, scope="").order_by("-window_end").first()
+
+
+def _future_forget(objective: Objective, now: datetime) -> None:
+    """A clock that ran ahead booked windows that have not ended; they will be judged in time."""
+    count, _ = Reading.objects.filter(objective=objective, window_end__gt=now).delete()
+    logger.warning(
+        "objective %s: dropped %d readings of windows after now: the clock was set back",
+        objective.slug,
+        count,
+    )
+
+
+def _grid_judge(
+    objective: Objective,
+    reader: Reader,
+    grid: Grid,
+    end: datetime,
+    now: datetime,
+    carried: set[str],
+    engines: Sequence[str],
+) -> list[Judgement]:
+    """Reads, books and judges the windows of a grid; `end` is that of the newest window."""
     indicator = indicators()[objective.indicator]
     shares = indicator.read(reader, service=objective.service, spec=objective.spec, grid=grid)
     counts = _counts(shares, grid, of_spans=bool(indicator.span(objective.spec)))
-    carried = _scopes_alive(objective, newest)
     scopes = _scopes(counts, carried, engines)
     seen = {scope: _seen(reader, indicator, objective, scope, now) for scope in scopes}
     # An engine leaves the scopes only when it is missing, so they hold whatever was seen.
@@ -118,60 +163,83 @@ def _judge(
     with transaction.atomic():
         booked = {
             scope: readings_book(
-                objective=objective, scope=scope, window_s=window_s, measured=windows
+                objective=objective, scope=scope, window_s=grid.step_s, measured=windows
             )
             for scope, windows in measured.items()
         }
-        pairs = pairs_at(objective, end, trusted=measured[""][-1].signal == Signal.OK)
+        pairs: tuple[PairState, ...] = ()
+        if grid.end == end:
+            pairs = pairs_at(objective, end, trusted=measured[""][-1].signal == Signal.OK)
     return [
-        _judgement(objective, scope, window_s, one, pairs if one.measured.window_end == end else ())
+        _judgement(objective, scope, grid.step_s, one, end, pairs)
         for scope, windows in booked.items()
         for one in windows
     ]
 
 
-def _aligned(at: datetime, window_s: float) -> datetime:
-    """The last window edge at or before a moment, exact: seconds in floats would drift apart."""
-    window = timedelta(milliseconds=round(window_s * 1_000))
-    return at - (at - EPOCH) % window
-
-
-def _grid(objective: Objective, newest: Reading | None, end: datetime, window_s: float) -> Grid:
-    window = timedelta(seconds=window_s)
-    start = end - REJUDGE_WINDOWS * window
+def _grids(
+    objective: Objective, newest: Reading | None, end: datetime, window_s: float
+) -> list[Grid]:
+    """What to read: windows not yet judged, the 8 before `end` with them, and part of a gap."""
+    window = window_of(window_s)
     if newest is None:
-        return Grid(start, end, window_s)
-    earliest = end - CATCH_UP_WINDOWS_MAX * window
-    gap = _gap_ended(objective, earliest)
-    start = max(min(start, newest.window_end, gap - window if gap else start), earliest)
-    # Windows of another width were booked up to here; reading into them would count twice.
-    other = (
-        Reading.objects.filter(objective=objective, window_end__gt=earliest)
-        .exclude(window_s=window_s)
-        .order_by("-window_end")
-        .first()
-    )
-    if other is not None:
-        start = max(
-            start, _aligned(other.window_end + window - timedelta(microseconds=1), window_s)
-        )
-    start = min(_aligned(start, window_s), end - window)
-    return Grid(start, end, window_s)
+        return [Grid(end - REJUDGE_WINDOWS * window, end, window_s)]
+    earliest = _earliest(objective, end, window_s)
+    if earliest >= end:
+        return []
+    start = max(newest.window_end, earliest)
+    stop = min(end, start + CATCH_UP_WINDOWS_MAX * window)
+    start = max(min(start, stop - REJUDGE_WINDOWS * window), earliest)
+    gap = _gap(objective, earliest, start, window_s)
+    # The new ones last: what they bring is told once, so nothing may be left to do after them.
+    return [*([gap] if gap else []), Grid(start, stop, window_s)]
 
 
-def _gap_ended(objective: Objective, earliest: datetime) -> datetime | None:
-    """End of the oldest stale window that later windows of its scope were measured after."""
+def _earliest(objective: Objective, end: datetime, window_s: float) -> datetime:
+    """Where the oldest window worth reading starts. Windows of another width were booked up to
+    some edge; reading into them would count twice."""
+    earliest = edge_before(end - CATCH_UP_WITHIN, window_s)
     rows = Reading.objects.filter(objective=objective, window_end__gt=earliest)
-    oldest: dict[str, datetime] = {}
-    stale = rows.filter(signal=Signal.STALE).order_by("window_end")
-    for scope, window_end in stale.values_list("scope", "window_end"):
-        oldest.setdefault(scope, window_end)
-    ended = [
-        window_end
-        for scope, window_end in oldest.items()
-        if rows.filter(scope=scope, window_end__gt=window_end, signal__in=MEASURED).exists()
-    ]
-    return min(ended, default=None)
+    other = rows.exclude(window_s=window_s).order_by("-window_end").first()
+    if other is None:
+        return earliest
+    almost_one = window_of(window_s) - timedelta(microseconds=1)
+    return edge_before(other.window_end + almost_one, window_s)
+
+
+def _gap(objective: Objective, earliest: datetime, until: datetime, window_s: float) -> Grid | None:
+    """At most 240 windows in which something is unmeasured that was measured before and after.
+
+    A long gap is read part by part, another one with each new window, until it is filled or too
+    old. The window after each part goes with it: it was booked what the gap counted.
+    """
+    window = window_of(window_s)
+    rows = Reading.objects.filter(objective=objective, window_end__gt=earliest)
+    heard = rows.filter(signal__in=MEASURED)
+    is_measured = Q(signal__in=MEASURED)
+    unheard: set[datetime] = set()
+    for scope, first, last, count in (
+        rows.order_by()
+        .values_list("scope")
+        .annotate(
+            first=Min("window_end", filter=is_measured),
+            last=Max("window_end", filter=is_measured),
+            count=Count("id", filter=is_measured),
+        )
+    ):
+        windows = 0 if last is None else (last - first) // window + 1
+        if count < windows:
+            known = set(heard.filter(scope=scope).values_list("window_end", flat=True))
+            unheard |= {first + i * window for i in range(windows)} - known
+    parts: list[list[datetime]] = []
+    for at in sorted(at for at in unheard if at <= until):
+        if not parts or at - parts[-1][0] >= CATCH_UP_WINDOWS_MAX * window:
+            parts.append([])
+        parts[-1].append(at)
+    if not parts:
+        return None
+    part = parts[(until - EPOCH) // window % len(parts)]
+    return Grid(part[0] - window, part[-1] + window, window_s)
 
 
 def _counts(
@@ -269,23 +337,22 @@ def pairs_at(objective: Objective, end: datetime, *, trusted: bool) -> tuple[Pai
     if first is None:
         return ()
     history = end - first.window_end + timedelta(seconds=first.window_s)
-    now_sums = sums_at(objective, "", end)
-
-    @cache
-    def back(seconds: float) -> Counts:
-        return now_sums - sums_at(objective, "", end - timedelta(seconds=seconds))
-
+    pairs = pairs_of(objective.window_days)
+    lengths_s = {seconds for pair in pairs for seconds in (pair.long_s, pair.short_s)}
+    starts = {seconds: end - timedelta(seconds=seconds) for seconds in lengths_s}
+    sums = sums_at_each(objective, "", [end, *starts.values()])
+    counts = {seconds: sums[end] - sums[start] for seconds, start in starts.items()}
     return tuple(
         pair_state(
             pair,
             target=objective.target,
             window_days=objective.window_days,
-            long=back(pair.long_s),
-            short=back(pair.short_s),
+            long=counts[pair.long_s],
+            short=counts[pair.short_s],
             history_s=history.total_seconds(),
             trusted=trusted,
         )
-        for pair in pairs_of(objective.window_days)
+        for pair in pairs
     )
 
 
@@ -294,9 +361,11 @@ def _judgement(
     scope: str,
     window_s: float,
     booked: Booked,
+    end: datetime,
     pairs: tuple[PairState, ...],
 ) -> Judgement:
     one = booked.measured
+    recent = one.window_end > end - REJUDGE_WINDOWS * window_of(window_s)
     counts = one.counts or Counts(0, 0)
     ok = one.signal == Signal.OK
     return Judgement(
@@ -310,6 +379,6 @@ def _judgement(
         bad_share=counts.bad_share if ok else None,
         burn=burn_rate(counts, objective.target) if ok else None,
         bad=ok and window_is_bad(counts, objective.target, objective.fast_burn),
-        fresh=booked.fresh,
-        pairs=pairs if scope == "" else (),
+        fresh=booked.fresh and recent,
+        pairs=pairs if scope == "" and one.window_end == end else (),
     )

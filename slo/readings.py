@@ -7,9 +7,9 @@ length. Late data amend one row and shift the sums of it and all later rows in o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from django.db import transaction
 from django.db.models import F, QuerySet
@@ -18,6 +18,7 @@ from slo.budget import Counts
 from slo.models import Objective, Reading
 from tracing.types import Signal
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MEASURED = (Signal.OK, Signal.NO_TRAFFIC)
 
 
@@ -32,7 +33,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Booked:
-    """A window whose row was written now: for the first time (fresh) or amended."""
+    """A window whose row was written now; fresh: for the first time, or measured for the first."""
 
     measured: Measured
     fresh: bool
@@ -62,8 +63,9 @@ def readings_book(
         for one in measured:
             row = known.get(one.window_end)
             if row is not None:
-                if _amend(rows, row, one):
-                    booked.append(Booked(one, fresh=False))
+                fresh = row.signal not in MEASURED and one.signal in MEASURED
+                if _amend(rows, row, one, signal_changes=fresh):
+                    booked.append(Booked(one, fresh=fresh))
             elif newest is None or one.window_end > newest.window_end:
                 booked.append(Booked(one, fresh=True))
                 to_append.append(one)
@@ -90,6 +92,38 @@ def sums_at(objective: Objective, scope: str, at: datetime) -> Counts:
     return base_of(first) if first is not None else Counts(0, 0)
 
 
+def sums_at_each(
+    objective: Objective, scope: str, moments: Collection[datetime]
+) -> dict[datetime, Counts]:
+    """`sums_at` of several moments: two look-ups, and one more for each that fell into a hole."""
+    rows = _rows(objective, scope)
+    first = rows.order_by("window_end").first()
+    if first is None:
+        return dict.fromkeys(moments, Counts(0, 0))
+    # Where windows follow each other, the last one up to a moment ended at the edge before it.
+    edges = {at: edge_before(at, first.window_s) for at in moments}
+    later = {edge for edge in edges.values() if edge >= first.window_end}
+    known = {
+        row.window_end: Counts(row.good_sum, row.total_sum)
+        for row in rows.filter(window_end__in=later)
+    }
+    base = base_of(first)
+    return {
+        at: base if at < first.window_end else known.get(edge) or sums_at(objective, scope, at)
+        for at, edge in edges.items()
+    }
+
+
+def window_of(window_s: float) -> timedelta:
+    """Exact, in whole milliseconds: seconds in floats would drift apart."""
+    return timedelta(milliseconds=round(window_s * 1_000))
+
+
+def edge_before(at: datetime, window_s: float) -> datetime:
+    """The last window edge at or before a moment."""
+    return at - (at - EPOCH) % window_of(window_s)
+
+
 def base_of(row: Reading) -> Counts:
     """Running sums just before a row."""
     return Counts(row.good_sum - row.good, row.total_sum - row.total)
@@ -99,14 +133,14 @@ def _rows(objective: Objective, scope: str) -> QuerySet[Reading]:
     return Reading.objects.filter(objective=objective, scope=scope)
 
 
-def _amend(rows: QuerySet[Reading], row: Reading, one: Measured) -> bool:
+def _amend(rows: QuerySet[Reading], row: Reading, one: Measured, *, signal_changes: bool) -> bool:
     if one.counts is None:
         return False
     growth = one.counts - Counts(row.good, row.total)
-    first_measured = row.signal not in MEASURED and row.total == 0
-    if growth == Counts(0, 0) and not first_measured:
+    if growth == Counts(0, 0) and not signal_changes:
         return False
-    rows.filter(pk=row.pk).update(good=one.counts.good, total=one.counts.total, signal=one.signal)
+    signal = one.signal if one.signal in MEASURED else row.signal
+    rows.filter(pk=row.pk).update(good=one.counts.good, total=one.counts.total, signal=signal)
     _shift(rows, row.window_end, growth)
     return True
 

@@ -14,10 +14,9 @@ from slo.budget import Counts, attained, budget_left, burn_rate, window_is_bad
 from slo.burn import HOUR_S, PairState
 from slo.judging import pairs_at, settle_s
 from slo.models import Objective, Reading
-from slo.readings import MEASURED, base_of, counts_between, sums_at
+from slo.readings import MEASURED, sums_at_each
 from tracing.types import Signal
 
-READINGS_MAX = 5_760
 SERIES_POINTS_MAX = 400
 # Judging is late when this many control windows passed without one.
 JUDGING_LATE_WINDOWS = 3
@@ -75,12 +74,14 @@ def objectives_standing(*, tenant: Tenant, now: datetime) -> list[Standing]:
 
 
 def standing(objective: Objective, now: datetime) -> Standing:
-    """One objective now. About a dozen index look-ups, whatever its window."""
+    """One objective now. A handful of index look-ups, whatever its window."""
     rows = Reading.objects.filter(objective=objective, scope="").order_by("-window_end")
     newest = rows.first()
     signal = _signal_now(newest, now)
-    counts = counts_between(objective, "", now - timedelta(days=objective.window_days), now)
-    hour = counts_between(objective, "", now - timedelta(seconds=HOUR_S), now)
+    begin = now - timedelta(days=objective.window_days)
+    hour_ago = now - timedelta(seconds=HOUR_S)
+    sums = sums_at_each(objective, "", [begin, hour_ago, now])
+    counts, hour = sums[now] - sums[begin], sums[now] - sums[hour_ago]
     ok = signal == Signal.OK
     bad_now = (
         ok
@@ -105,18 +106,6 @@ def standing(objective: Objective, now: datetime) -> Standing:
     )
 
 
-def readings_recent(*, objective: Objective, scope: str = "", since: datetime) -> list[Reading]:
-    """Readings of the windows that ended after `since`, oldest first; at most the last 5,760."""
-    rows = Reading.objects.filter(objective=objective, scope=scope, window_end__gt=since)
-    return list(rows.order_by("-window_end")[:READINGS_MAX])[::-1]
-
-
-def scopes_of(*, objective: Objective, since: datetime) -> list[str]:
-    """Engines with a reading since then, by name; the service itself ("") is not among them."""
-    rows = Reading.objects.filter(objective=objective, window_end__gt=since).exclude(scope="")
-    return sorted(set(rows.values_list("scope", flat=True)))
-
-
 def budget_series(
     *, objective: Objective, since: datetime, until: datetime, points: int = 120
 ) -> list[BudgetPoint]:
@@ -124,18 +113,10 @@ def budget_series(
     points = max(1, min(points, SERIES_POINTS_MAX))
     step = (until - since) / points
     ends = [since + step * (i + 1) for i in range(points)]
-    first = Reading.objects.filter(objective=objective, scope="").order_by("window_end").first()
-    if first is None:
-        return [BudgetPoint(at, None) for at in ends]
     window = timedelta(days=objective.window_days)
-    base = base_of(first)
-
-    def sums(at: datetime) -> Counts:
-        # Most starts lie before the first reading of a young objective: no need to ask.
-        return base if at < first.window_end else sums_at(objective, "", at)
-
+    sums = sums_at_each(objective, "", [*ends, *(at - window for at in ends)])
     return [
-        BudgetPoint(at, budget_left(sums(at) - sums(at - window), objective.target)) for at in ends
+        BudgetPoint(at, budget_left(sums[at] - sums[at - window], objective.target)) for at in ends
     ]
 
 

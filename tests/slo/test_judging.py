@@ -10,6 +10,7 @@ from django.db import connection
 from pytest_django import Settings
 
 from controlplane.accounts.models import Tenant
+from slo import judging
 from slo.budget import Counts
 from slo.models import Objective, Reading
 from slo.readings import counts_between
@@ -138,12 +139,16 @@ def test_late_data_amend_the_window_and_the_budget(
         late = START + WINDOW + timedelta(seconds=seconds)
         reader.bucket(TTFT, late, [0, 10, 2 * seconds, 0], **engine.labels)
     judgements = judge(tenant, reader, START + 3 * WINDOW)
-    amended = [j for j in judgements if not j.fresh]
-    assert {(j.scope, j.window_end, j.total, j.signal) for j in amended} == {
-        ("engine-0", START + 2 * WINDOW, 30, Signal.OK),
-        ("", START + 2 * WINDOW, 30, Signal.OK),
+    late_ones = [j for j in judgements if j.window_end == START + 2 * WINDOW]
+    assert {(j.scope, j.total, j.signal, j.fresh) for j in late_ones} == {
+        ("engine-0", 30, Signal.OK, True),
+        ("", 30, Signal.OK, True),
     }
-    assert counts_between(objective, "", START, START + 3 * WINDOW) == Counts(10, 40)
+    reader.bucket(TTFT, START + WINDOW + timedelta(seconds=15), [0, 10, 31, 0], **engine.labels)
+    judgements = judge(tenant, reader, START + 4 * WINDOW)
+    amended = [j for j in judgements if j.window_end == START + 2 * WINDOW]
+    assert {(j.total, j.fresh) for j in amended} == {(31, False)}
+    assert counts_between(objective, "", START, START + 3 * WINDOW) == Counts(10, 41)
 
 
 def test_a_replayed_spool_fills_a_gap_older_than_eight_windows(
@@ -173,9 +178,94 @@ def test_a_control_plane_that_slept_catches_up(
     judge(tenant, reader, engine.serve(10, 0))
     end = engine.serve(9, 1, windows=100)
     judgements = judge(tenant, reader, end)
-    assert len([j for j in judgements if j.scope == ""]) == 100
+    whole = [j for j in judgements if j.scope == ""]
+    assert [j.fresh for j in whole] == [False] * 92 + [True] * 8
     assert [j.window_end for j in judgements] == sorted(j.window_end for j in judgements)
     assert counts_between(objective, "", START, end) == Counts(910, 1_010)
+
+
+def test_a_long_sleep_is_made_up_for_in_bounded_passes(
+    tenant: Tenant, objective: Objective, reader: MemoryReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "CATCH_UP_WINDOWS_MAX", 20)
+    engine = Engine(reader)
+    judge(tenant, reader, engine.serve(10, 0))
+    end = engine.serve(9, 1, windows=60)
+    passes = [judge(tenant, reader, end) for _ in range(4)]
+    whole = [len([j for j in judgements if j.scope == ""]) for judgements in passes]
+    assert whole == [20, 20, 20, 0]
+    paired = [any(j.pairs for j in judgements) for judgements in passes]
+    assert paired == [False, False, True, False]
+    assert counts_between(objective, "", START, end) == Counts(550, 610)
+
+
+def test_windows_older_than_the_spool_are_given_up(
+    tenant: Tenant, objective: Objective, reader: MemoryReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "CATCH_UP_WITHIN", 30 * WINDOW)
+    engine = Engine(reader)
+    judge(tenant, reader, engine.serve(10, 0))
+    end = engine.serve(10, 0, windows=40)
+    judge(tenant, reader, end)
+    assert counts_between(objective, "", START, end) == Counts(310, 310)
+
+
+def test_a_long_cut_is_counted_once_the_spool_was_replayed(
+    tenant: Tenant, objective: Objective, reader: MemoryReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than one pass reads, and of one engine of two, whose own rows end after an hour."""
+    monkeypatch.setattr(judging, "CATCH_UP_WINDOWS_MAX", 20)
+    engine, other = Engine(reader), Engine(reader, "engine-1")
+    spool = Engine(MemoryReader())
+    for one in (engine, other, spool):
+        end = one.serve(10, 0, windows=8)
+    judge(tenant, reader, end)
+    spool.serve(6, 4, windows=60)
+    engine.silence(windows=60)
+    for _ in range(3):
+        judge(tenant, reader, other.serve(10, 0, windows=20))
+    Reading.objects.filter(scope="engine-0", window_end__gt=START + 20 * WINDOW).delete()
+    engine.counts = list(spool.counts)
+    for one in (other, engine):
+        end = one.serve(10, 0)
+    judge(tenant, reader, end)
+    for samples in spool.reader.buckets[TTFT].values():
+        for at, counts in samples[25:]:
+            reader.bucket(TTFT, at, counts, **engine.labels)
+    for _ in range(6):
+        for one in (other, engine):
+            end = one.serve(10, 0)
+        judge(tenant, reader, end)
+    assert counts_between(objective, "engine-0", START, end) == Counts(510, 750)
+    assert counts_between(objective, "", START, end) == Counts(510 + 750, 1_500)
+    heard = Reading.objects.filter(scope="engine-0")
+    assert (heard.count(), heard.exclude(signal=Signal.OK).count()) == (75, 0)
+
+
+def test_data_25_s_late_are_bad_news_all_the_same(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    engine = Engine(reader)
+    bad_and_fresh: list[datetime] = []
+    for _ in range(10):
+        end = engine.serve(50, 50)
+        late = judge(tenant, reader, end + timedelta(seconds=25))
+        bad_and_fresh += [j.window_end for j in late if j.scope == "" and j.bad and j.fresh]
+    assert len(bad_and_fresh) == len(set(bad_and_fresh)) >= 8
+
+
+def test_a_clock_set_back_does_not_stop_judging(
+    tenant: Tenant, objective: Objective, reader: MemoryReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(reader)
+    judge(tenant, reader, engine.serve(10, 0))
+    judge(tenant, reader, START + timedelta(hours=2))
+    judge(tenant, reader, engine.serve(0, 100))
+    judgements = judge(tenant, reader, engine.serve(0, 100))
+    judged = {(j.window_end, j.bad, j.fresh) for j in judgements if j.scope == ""}
+    assert judged == {(START + n * WINDOW, True, True) for n in (2, 3)}
+    assert "the clock was set back" in caplog.text
+    assert not Reading.objects.filter(window_end__gt=START + 3 * WINDOW).exists()
 
 
 def test_another_window_width_counts_no_event_twice(

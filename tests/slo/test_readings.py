@@ -10,7 +10,14 @@ from pytest_django import DjangoAssertNumQueries
 
 from slo.budget import Counts
 from slo.models import Objective, Reading
-from slo.readings import Booked, Measured, counts_between, readings_book
+from slo.readings import (
+    Booked,
+    Measured,
+    counts_between,
+    readings_book,
+    sums_at,
+    sums_at_each,
+)
 from slo.services import readings_prune
 from tests.slo.fleet_of_samples import START, WINDOW, a_tenant, an_objective
 from tracing.types import Signal
@@ -48,11 +55,41 @@ def test_booking_the_same_again_changes_nothing() -> None:
 def test_late_data_amend_a_window_and_every_sum_after_it() -> None:
     objective = fresh_objective()
     book(objective, {0: (9, 10), 1: None, 2: (5, 5)})
-    (amended,) = book(objective, {1: (1, 4)})
+    (measured,) = book(objective, {1: (1, 4)})
+    assert measured.fresh
+    assert book(objective, {1: (1, 4)}) == []
+    (amended,) = book(objective, {0: (10, 11)})
     assert not amended.fresh
     sums = [(r.good_sum, r.total_sum) for r in Reading.objects.order_by("window_end")]
-    assert sums == [(9, 10), (10, 14), (15, 19)]
+    assert sums == [(10, 11), (11, 15), (16, 20)]
     assert Reading.objects.get(window_end=end(1)).signal == Signal.OK
+
+
+def test_a_window_counted_while_stale_is_measured_once_its_samples_are_complete() -> None:
+    objective = fresh_objective()
+    counts = Counts(9, 10)
+    for signal, fresh in ((Signal.STALE, True), (Signal.OK, True), (Signal.STALE, None)):
+        one = Measured(end(0), counts, signal)
+        booked = readings_book(objective=objective, scope="", window_s=15, measured=[one])
+        assert [b.fresh for b in booked] == ([] if fresh is None else [fresh])
+    assert Reading.objects.get().signal == Signal.OK
+
+
+def test_many_moments_cost_two_look_ups(django_assert_num_queries: DjangoAssertNumQueries) -> None:
+    objective = fresh_objective()
+    book(objective, dict.fromkeys(range(50), (9, 10)))
+    inside = timedelta(seconds=7)
+    moments = [START - WINDOW, *(end(w) + inside for w in range(0, 50, 7))]
+    with django_assert_num_queries(2):
+        sums = sums_at_each(objective, "", moments)
+    assert sums == {at: sums_at(objective, "", at) for at in moments}
+
+
+def test_moments_in_a_hole_get_the_sums_before_it() -> None:
+    objective = fresh_objective()
+    book(objective, {0: (9, 10), 9: (5, 5)})
+    assert sums_at_each(objective, "", [end(4)]) == {end(4): Counts(9, 10)}
+    assert sums_at_each(fresh_objective(), "", [end(4)]) == {end(4): Counts(0, 0)}
 
 
 def test_what_was_measured_stays_when_it_can_no_longer_be_read() -> None:

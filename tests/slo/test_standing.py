@@ -3,10 +3,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 import pytest
+from pytest_django import DjangoAssertNumQueries
 
 from controlplane.accounts.models import Tenant
-from slo import selectors
-from slo.selectors import State, budget_series, objectives_standing, readings_recent, standing
+from slo.selectors import State, budget_series, objectives_standing, standing
 from slo.services import objectives_judge
 from tests.slo.fleet_of_samples import SETTLED, START, WINDOW, Engine, a_tenant, an_objective
 from tests.slo.memory_reader import MemoryReader
@@ -99,13 +99,12 @@ def test_the_budget_over_time_is_the_one_of_each_moment(tenant: Tenant, engine: 
     assert [p.left for p in series] == [None, 1, pytest.approx(0.5)]
 
 
-def test_recent_readings_come_oldest_first_and_bounded(
-    tenant: Tenant, engine: Engine, monkeypatch: pytest.MonkeyPatch
+def test_standing_costs_a_handful_of_look_ups(
+    tenant: Tenant, engine: Engine, django_assert_max_num_queries: DjangoAssertNumQueries
 ) -> None:
     objective = an_objective(tenant)
-    end = engine.serve(10, 0, windows=4)
-    judged(tenant, engine, end)
-    monkeypatch.setattr(selectors, "READINGS_MAX", 3)
-    recent = readings_recent(objective=objective, scope="engine-0", since=START - WINDOW)
-    assert [r.window_end for r in recent] == [end - 2 * WINDOW, end - WINDOW, end]
-    assert selectors.scopes_of(objective=objective, since=START) == ["engine-0"]
+    now = judged(tenant, engine, engine.serve(100, 0, windows=8))
+    with django_assert_max_num_queries(6):
+        standing(objective, now)
+    with django_assert_max_num_queries(2):
+        budget_series(objective=objective, since=START, until=now)
