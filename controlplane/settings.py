@@ -215,7 +215,7 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_PERMISSION_CLASSES": ["controlplane.accounts.authentication.InTenant"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["controlplane.accounts.parsers.StrictJson"],
     "EXCEPTION_HANDLER": "controlplane.accounts.authentication.error_response",
     "UNAUTHENTICATED_USER": None,
 }

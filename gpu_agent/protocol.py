@@ -105,7 +105,10 @@ def _decode(hint: Any, value: object, where: str) -> Any:
             allowed = ", ".join(hint)
             raise WireError(f"{where}: got {value!r}, allowed: {allowed}") from None
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise WireError(f"{where}: got an integer no float can hold") from None
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise WireError(f"{where}: got {value!r}, want {hint.__name__}")
     return value

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from tracing.types import Grid, Reader, ShareSeries
 
@@ -92,10 +92,14 @@ def spec_choice(spec: Mapping[str, Any], key: str, allowed: Collection[str]) -> 
     return value
 
 
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and 0 < len(value) <= NAME_CHARS_MAX and value.isprintable()
+
+
 def spec_name(spec: Mapping[str, Any], key: str, default: str) -> str:
     value = spec.get(key, default)
-    if not isinstance(value, str) or not 0 < len(value) <= NAME_CHARS_MAX:
-        raise SpecError(key, value, f"a name of 1 to {NAME_CHARS_MAX} characters")
+    if not _is_name(value):
+        raise SpecError(key, value, f"a name of 1 to {NAME_CHARS_MAX} printable characters")
     return value
 
 
@@ -115,7 +119,7 @@ def spec_names(spec: Mapping[str, Any], key: str, default: list[str], *, least: 
     if (
         not isinstance(value, list)
         or not least <= len(value) <= names_max
-        or not all(isinstance(v, str) and 0 < len(v) <= NAME_CHARS_MAX for v in value)
+        or not all(_is_name(v) for v in value)
     ):
         raise SpecError(key, value, f"a list of {least} to {names_max} names")
     return list(value)

@@ -44,6 +44,7 @@ FAST_BURN_MAX = 1_000.0
 # The longest burn pair looks at the service as a whole; an engine's own rows serve charts,
 # incidents and verification only.
 ENGINE_READINGS_DAYS = 7
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SLUG = re.compile(r"[a-z0-9]+(?:[-_][a-z0-9]+)*")
 
 
@@ -142,8 +143,10 @@ def _indicator(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _text(given: Mapping[str, Any], key: str, chars_max: int) -> str:
     value = given.get(key)
-    if not isinstance(value, str) or not 0 < len(value.strip()) <= chars_max:
-        raise _error(key, value, _("a text of 1 to %d characters") % chars_max)
+    fits = isinstance(value, str) and 0 < len(value.strip()) <= chars_max
+    if not fits or _CONTROL.search(value):
+        words = _("a text of 1 to %d characters, no control characters")
+        raise _error(key, value, words % chars_max)
     return value.strip()
 
 

@@ -30,7 +30,7 @@ ROLES_THAT_WRITE = frozenset({Membership.Role.OPERATOR, Membership.Role.OWNER})
 class ApiError(exceptions.APIException):
     """An answer in the error shape: status, a code for programs, words, and the field at fault."""
 
-    def __init__(self, status: int, code: str, message: str, *, param: str = "") -> None:
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None) -> None:
         super().__init__(detail=message, code=code)
         self.status_code = status
         self.param = param
@@ -96,7 +96,7 @@ def error_response(error: Exception, context: dict[str, Any]) -> Response | None
     response = exception_handler(error, context)
     if response is None:
         return None
-    param = getattr(error, "param", "")
+    param = getattr(error, "param", None)
     detail: Any = getattr(error, "detail", response.data)
     while isinstance(detail, dict | list):
         if isinstance(detail, dict):
@@ -105,5 +105,5 @@ def error_response(error: Exception, context: dict[str, Any]) -> Response | None
         else:
             detail = detail[0] if detail else ""
     code = getattr(detail, "code", "") or "error"
-    response.data = {"error": {"code": code, "message": str(detail), "param": param}}
+    response.data = {"error": {"code": code, "message": str(detail), "param": param or None}}
     return response

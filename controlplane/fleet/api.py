@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
 from datetime import datetime
-from typing import IO, Any
+from typing import Any
 
 from django.urls import path
 from django.utils import timezone
-from rest_framework.parsers import JSONParser
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.accounts.authentication import ApiError, BearerToken, request_tenant
 from controlplane.accounts.models import Token
+from controlplane.accounts.parsers import StrictJson
 from controlplane.fleet import selectors, services
 from controlplane.fleet.limits import SYNC_BYTES_MAX
 from controlplane.fleet.models import Engine, Node
 from gpu_agent.protocol import SyncRequest, WireError
 
 
-class SyncParser(JSONParser):
-    """JSON of at most 1 MiB."""
-
-    def parse(
-        self,
-        stream: IO[Any],
-        media_type: str | None = None,
-        parser_context: Mapping[str, Any] | None = None,
-    ) -> Any:
-        body = stream.read(SYNC_BYTES_MAX + 1)
-        if len(body) > SYNC_BYTES_MAX:
-            raise ApiError(
-                413, "too_large", f"The sync is over {SYNC_BYTES_MAX} bytes, which is the most."
-            )
-        return super().parse(io.BytesIO(body), media_type, parser_context)
+class SyncParser(StrictJson):
+    bytes_max = SYNC_BYTES_MAX
 
 
 class AgentSync(APIView):

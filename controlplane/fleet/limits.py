@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 
 from gpu_agent.protocol import PROTOCOL_VERSION, SyncRequest, WireError
@@ -22,6 +23,7 @@ LOST_AFTER = timedelta(seconds=60)
 # Field → longest text, as the columns have it.
 NODE_CHARS_MAX = {"agent_id": 64, "boot_id": 64, "node": 100, "agent_version": 32}
 ENGINE_CHARS_MAX = {"name": 100, "service": 100, "adapter": 40, "url": 300, "model": 100}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 MAY_BE_EMPTY = frozenset({"model", "agent_version"})
 
 
@@ -38,7 +40,7 @@ def sync_check(request: SyncRequest) -> None:
         count = len(getattr(request, field))
         if count > count_max:
             raise WireError(f"SyncRequest.{field}: got {count}, allowed: at most {count_max}")
-    for field in ("spool_bytes", "spool_dropped_total", "rss_bytes"):
+    for field in ("spool_bytes", "spool_dropped_total", "rss_bytes", "cpu_seconds_total"):
         number = getattr(request, field)
         if not 0 <= number <= TOTAL_MAX:
             raise WireError(f"SyncRequest.{field}: got {number}, allowed: 0 to {TOTAL_MAX}")
@@ -69,9 +71,10 @@ def time_of(where: str, text: str) -> datetime:
 def _texts_check(where: str, message: object, chars_max: dict[str, int]) -> None:
     for field, longest in chars_max.items():
         text = getattr(message, field)
-        if len(text) > longest or (not text and field not in MAY_BE_EMPTY):
+        least = 0 if field in MAY_BE_EMPTY else 1
+        if not least <= len(text) <= longest or _CONTROL.search(text):
             shown = text if len(text) <= longest else f"{text[:longest]}…"
-            least = 0 if field in MAY_BE_EMPTY else 1
             raise WireError(
-                f"{where}.{field}: got {shown!r}, allowed: {least} to {longest} characters"
+                f"{where}.{field}: got {shown!r}, allowed: {least} to {longest} characters,"
+                " no control characters"
             )

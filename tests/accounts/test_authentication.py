@@ -40,7 +40,7 @@ def test_a_view_says_which_tokens_it_takes(tenant: Tenant) -> None:
         "error": {
             "code": "authentication_failed",
             "message": "The bearer token is unknown, revoked or of another kind; wanted: api.",
-            "param": "",
+            "param": None,
         }
     }
 
@@ -79,14 +79,14 @@ def test_a_session_cannot_be_written_with_from_another_site(tenant: Tenant) -> N
 @pytest.mark.parametrize(
     ("how", "status", "code", "message", "param"),
     [
-        ("missing", 404, "not_found", "No such thing.", ""),
+        ("missing", 404, "not_found", "No such thing.", None),
         ("conflict", 409, "taken", "That is taken.", "slug"),
         ("fields", 400, "invalid", "Too low.", "target"),
-        ("list", 400, "invalid", "Wrong.", ""),
+        ("list", 400, "invalid", "Wrong.", None),
     ],
 )
 def test_every_error_has_one_shape(
-    tenant: Tenant, how: str, status: int, code: str, message: str, param: str
+    tenant: Tenant, how: str, status: int, code: str, message: str, param: str | None
 ) -> None:
     answer = with_token(tenant, "api").get(f"/fails/{how}/")
     assert answer.status_code == status

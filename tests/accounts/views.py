@@ -19,7 +19,7 @@ class WhoAmI(APIView):
         return Response({"tenant": request_tenant(request).slug})
 
     def post(self, request: Request) -> Response:
-        return Response({"tenant": request_tenant(request).slug})
+        return Response({"tenant": request_tenant(request).slug, "said": request.data})
 
 
 class Agents(WhoAmI):

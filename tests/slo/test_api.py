@@ -59,7 +59,7 @@ def test_another_tenants_objective_does_not_exist(api: APIClient) -> None:
     assert answer.json()["error"] == {
         "code": "not_found",
         "message": "No objective has the slug theirs.",
-        "param": "",
+        "param": None,
     }
     assert api.get("/objectives/").json() == {"objectives": []}
 

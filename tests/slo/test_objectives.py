@@ -53,6 +53,8 @@ def test_readings_survive_a_new_target_but_not_a_new_threshold(tenant: Tenant) -
         ({"target": None}, "target", "target=None: allowed"),
         ({"slug": "No Spaces"}, "slug", "slug='No Spaces': allowed: small letters"),
         ({"service": ""}, "service", "service='': allowed: a text of 1 to 100 characters"),
+        ({"service": "a\0b"}, "service", "no control characters"),
+        ({"spec": {"metric": "a\n", "threshold_ms": 5}}, "spec.metric", "printable characters"),
         ({"window_days": 91}, "window_days", "window_days=91: allowed: 1 to 90"),
         ({"window_days": 7.5}, "window_days", "window_days=7.5: allowed: whole days"),
         ({"fast_burn": 0.5}, "fast_burn", "fast_burn=0.5: allowed: 1 to 1000"),

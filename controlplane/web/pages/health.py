@@ -52,7 +52,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
     """Prometheus text of this process, for a bearer token of kind *api*."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or token_find(secret.strip(), kinds={Token.Kind.API}) is None:
-        error = {"code": "not_authenticated", "message": "An API token is needed.", "param": ""}
+        error = {"code": "not_authenticated", "message": "An API token is needed.", "param": None}
         answer = JsonResponse({"error": error}, status=401)
         answer["WWW-Authenticate"] = "Bearer"
         return answer

@@ -106,3 +106,17 @@ def test_nodes_and_engines_are_listed_read_only(tenant: Tenant) -> None:
     assert [e["name"] for e in api.get("/engines/?service=embed").json()["engines"]] == ["engine-1"]
     refused = api.post("/engines/", {}, format="json")
     assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (rb'{"gpus": [{"name": "\ud800"}]}', "not Unicode"),
+        (json.dumps({**heartbeat().to_json(), "node": "a\0b"}).encode(), "no control characters"),
+        (json.dumps({**heartbeat().to_json(), "cpu_seconds_total": 10**400}).encode(), "no float"),
+    ],
+)
+def test_a_sync_no_page_could_show_is_refused(tenant: Tenant, body: bytes, words: str) -> None:
+    answer = client(tenant, "agent").post("/agent/sync", body, content_type="application/json")
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
