@@ -92,7 +92,7 @@ KNOBS: dict[str, Knob] = {
             minimum=32,
             maximum=4096,
             default=512,
-            ladder=(32, 64, 128, 256, 512, 1024, 2048),
+            ladder=(32, 64, 128, 256, 512, 1024, 2048, 4096),
             help="Prompt tokens of one request that one step may compute.",
         ),
     )

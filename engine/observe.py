@@ -217,7 +217,7 @@ class Metrics:
             ("engine:step_prefill_tokens", self.step_prefill_tokens, "Prompt tokens computed."),
             ("engine:step_decode_tokens", self.step_decode_tokens, "Decode tokens computed."),
             ("engine:near_ties", self.near_ties, "Greedy choices decided by the reference."),
-            ("engine:spans_dropped", dropped, "Requests whose spans found the queue full."),
+            ("engine:spans_dropped", dropped, "Requests whose spans were not delivered."),
         ):
             yield counter(name, text, [(labels, value)])
         yield counter(

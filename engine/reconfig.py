@@ -71,20 +71,23 @@ class RuntimeStore:
     def change(self, values: Mapping[str, Any], expected: int, changed_by: str) -> Versioned:
         """Absolute values; returns once they are durable and the step thread has taken them.
 
+        Values that are those in force already (or none at all) make no new version.
         Raises StaleVersion, KnobError (nothing was changed), TimeoutError (durable, not taken).
         """
         with self.changing:
             before = self.current
             if before.config_version != expected:
                 raise StaleVersion(expected, before.config_version)
-            after = Versioned(
-                config_version=before.config_version + 1,
-                config=before.config.replaced(values),
-                changed_by=changed_by[:CHANGED_BY_CHARS_MAX],
-                changed_at=datetime.now(UTC).isoformat(),
-            )
-            self._save(after)
-            self.current = after
+            config, after = before.config.replaced(values), before
+            if config != before.config:
+                after = Versioned(
+                    config_version=before.config_version + 1,
+                    config=config,
+                    changed_by=changed_by[:CHANGED_BY_CHARS_MAX],
+                    changed_at=datetime.now(UTC).isoformat(),
+                )
+                self._save(after)
+                self.current = after
             self.wake()
             with self.taken:
                 if not self.taken.wait_for(lambda: self.running is after, TAKEN_S_MAX):
@@ -92,8 +95,9 @@ class RuntimeStore:
                         f"config_version {after.config_version} is stored, but no step took it "
                         f"within {TAKEN_S_MAX} s"
                     )
-        for listener in self.listeners:
-            listener(after)
+        if after is not before:
+            for listener in self.listeners:
+                listener(after)
         return after
 
     def _load(self) -> Versioned:

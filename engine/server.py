@@ -104,7 +104,9 @@ class Call:
                 break
         try:
             body = json.loads(b"".join(parts))
-        except ValueError as error:
+            # JSON can spell half a surrogate pair, which no tokenizer, log or answer can take.
+            json.dumps(body, ensure_ascii=False).encode()
+        except (ValueError, RecursionError) as error:
             raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from None
         if not isinstance(body, dict):
             raise ApiError(400, "invalid_json", "the body is not a JSON object")

@@ -1,11 +1,12 @@
 """One `llm_request` span per request, as vLLM names it, with queue, prefill and decode below it.
 
-The step thread only queues the ended request; a thread of its own makes the spans and the SDK's
-batch processor sends them (OTLP/HTTP). A full queue drops, and counts what it dropped.
+The step thread only queues the ended request; a thread of its own makes the spans and sends them
+(OTLP/HTTP). There is one queue, so there is one place where spans are lost, and they are counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -14,8 +15,8 @@ import time
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -23,18 +24,32 @@ from engine.config import EngineConfig
 from engine.sched.request import Finish, Request
 
 QUEUE_REQUESTS_MAX = 8192
-QUEUE_SPANS_MAX = 16_384
-EXPORT_EVERY_MS = 1000
-FLUSH_MS_MAX = 3000
+EXPORT_REQUESTS_MAX = 128
+EXPORT_EVERY_S = 1.0
+EXPORT_S_MAX = 10.0  # with the exporter's own retries
+FLUSH_S_MAX = 3.0
+
+
+class Ended(SpanProcessor):
+    """Keeps the spans that ended until they are sent; of one thread."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
 
 
 class Tracing:
-    """`record` from any thread, never blocks; `close` sends what is left, within FLUSH_MS_MAX."""
+    """`record` from any thread, never blocks; `close` sends what is left, within FLUSH_S_MAX.
+
+    `dropped` counts requests whose spans found the queue full or were not taken by the receiver.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self.model_name = config.model_name
         self.dropped = 0
-        self.epoch_ns = time.time_ns() - time.monotonic_ns()
+        self.epoch_ns = 0
         logging.getLogger("opentelemetry").setLevel(logging.ERROR)
         self.provider = TracerProvider(
             resource=Resource.create(
@@ -47,18 +62,16 @@ class Tracing:
             shutdown_on_exit=False,
         )
         token = config.ingest_token
-        exporter = OTLPSpanExporter(
+        self.exporter = OTLPSpanExporter(
             endpoint=config.otlp_endpoint.rstrip("/") + "/v1/traces",
             headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=EXPORT_S_MAX,
         )
-        self.provider.add_span_processor(
-            BatchSpanProcessor(
-                exporter, max_queue_size=QUEUE_SPANS_MAX, schedule_delay_millis=EXPORT_EVERY_MS
-            )
-        )
+        self.ended = Ended()
+        self.provider.add_span_processor(self.ended)
         self.tracer = self.provider.get_tracer("engine")
         self.queue: queue.Queue[Request | None] = queue.Queue(QUEUE_REQUESTS_MAX)
-        self.thread = threading.Thread(target=self._make_spans, name="spans", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self.thread.start()
 
     def record(self, request: Request) -> None:
@@ -68,19 +81,38 @@ class Tracing:
             self.dropped += 1
 
     def close(self) -> None:
-        self.queue.put(None)
-        self.thread.join(FLUSH_MS_MAX / 1000)
-        self.provider.force_flush(FLUSH_MS_MAX)
-        self.provider.shutdown()
+        with contextlib.suppress(queue.Full):
+            self.queue.put(None, timeout=FLUSH_S_MAX)
+        self.thread.join(FLUSH_S_MAX)
+        self.exporter.shutdown()
 
-    def _make_spans(self) -> None:
+    def _run(self) -> None:
         while (request := self.queue.get()) is not None:
-            self._request(request)
+            count, deadline = 0, time.monotonic() + EXPORT_EVERY_S
+            while request is not None:
+                self._request(request)
+                count += 1
+                if count == EXPORT_REQUESTS_MAX:
+                    break
+                try:
+                    request = self.queue.get(timeout=max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    break
+            self._export(count)
+            if request is None:
+                return
+
+    def _export(self, requests: int) -> None:
+        spans, self.ended.spans = self.ended.spans, []
+        if spans and self.exporter.export(spans) is not SpanExportResult.SUCCESS:
+            self.dropped += requests
 
     def _ns(self, monotonic_s: float) -> int:
         return self.epoch_ns + int(monotonic_s * 1e9)
 
     def _request(self, request: Request) -> None:
+        # Anew for each request: the wall clock may have been set since the last one.
+        self.epoch_ns = time.time_ns() - time.monotonic_ns()
         parent = None
         if request.parent:
             parent = TraceContextTextMapPropagator().extract({"traceparent": request.parent})

@@ -47,6 +47,20 @@ def test_a_change_is_taken_persisted_and_survives_a_restart(tmp_path: Path) -> N
         assert again.change({"max_wait_ms": 0}, 2, "operator").config_version == 3
 
 
+@pytest.mark.parametrize("values", [{}, {"max_num_seqs": RuntimeConfig().max_num_seqs}])
+def test_a_change_that_changes_nothing_makes_no_new_version(
+    tmp_path: Path, values: dict[str, int]
+) -> None:
+    told: list[object] = []
+    with StepThread(tmp_path) as store:
+        store.listeners.append(told.append)
+        assert store.change(values, 1, "operator").config_version == 1
+        with pytest.raises(StaleVersion):
+            store.change(values, 7, "operator")
+    assert told == []
+    assert not (tmp_path / "runtime_config.json").exists()
+
+
 def test_a_stale_version_changes_nothing_and_names_the_current_one(tmp_path: Path) -> None:
     with StepThread(tmp_path) as store:
         store.change({"max_num_seqs": 64}, 1, "first")

@@ -156,6 +156,15 @@ def test_unknown_paths_methods_and_bodies_have_the_error_shape(engine: EnginePro
         assert set(answer.json()["error"]) == {"code", "message", "param"}
 
 
+@pytest.mark.parametrize(
+    "body",
+    [rb'{"prompt": "\ud800"}', rb'{"prompt": "a", "stop": "\udfff"}', b"[" * 200_000],
+)
+def test_json_no_text_can_hold_is_refused(engine: EngineProcess, body: bytes) -> None:
+    answer = httpx.post(f"{engine.url}/v1/completions", content=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
 def test_health_and_models_say_what_is_served(engine: EngineProcess) -> None:
     for path in ("/health", "/healthz"):
         assert httpx.get(engine.url + path).json()["status"] == "ok"

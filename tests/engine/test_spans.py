@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from engine import spans
 from engine.config import EngineConfig
 from engine.sched.request import Finish, Request
 from engine.spans import Tracing
@@ -19,6 +21,7 @@ from engine.spans import Tracing
 
 class Collector:
     def __init__(self) -> None:
+        self.status = 200
         self.exports: list[tuple[str, str, ExportTraceServiceRequest]] = []
 
 
@@ -33,7 +36,7 @@ def collector() -> Iterator[tuple[str, Collector]]:
                 body = gzip.decompress(body)
             message = ExportTraceServiceRequest.FromString(body)
             received.exports.append((self.path, self.headers["Authorization"], message))
-            self.send_response(200)
+            self.send_response(received.status)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -79,8 +82,8 @@ def test_a_request_is_one_server_span_with_queue_prefill_and_decode_below_it() -
     assert resource["service.name"] == "chat"
     assert resource["service.instance.id"] == "engine-0"
     assert resource["host.name"] == "node-x"
-    spans = list(message.resource_spans[0].scope_spans[0].spans)
-    root = next(span for span in spans if span.name == "llm_request")
+    sent = list(message.resource_spans[0].scope_spans[0].spans)
+    root = next(span for span in sent if span.name == "llm_request")
     assert root.trace_id.hex() == "0af7651916cd43dd8448eb211c80319c"
     assert root.parent_span_id.hex() == "b7ad6b7169203331"
     assert root.end_time_unix_nano - root.start_time_unix_nano == pytest.approx(1.15e9, abs=1e3)
@@ -89,7 +92,7 @@ def test_a_request_is_one_server_span_with_queue_prefill_and_decode_below_it() -
     assert attributes["gen_ai.latency.time_in_queue"].double_value == pytest.approx(0.5)
     assert attributes["gen_ai.latency.time_per_output_token"].double_value == pytest.approx(0.1)
     assert attributes["trimtab.config_version"].int_value == 7
-    below = [span for span in spans if span.parent_span_id == root.span_id]
+    below = [span for span in sent if span.parent_span_id == root.span_id]
     assert sorted(span.name for span in below) == ["decode", "prefill", "prefill", "queue"]
     chunks = [span.attributes[0].value.int_value for span in below if span.name == "prefill"]
     assert sorted(chunks) == [36, 64]
@@ -100,6 +103,42 @@ def test_a_failed_request_has_an_error_status_with_its_reason() -> None:
         tracing = Tracing(EngineConfig(otlp_endpoint=url))
         tracing.record(finished(Finish.ERROR))
         tracing.close()
-    spans = received.exports[0][2].resource_spans[0].scope_spans[0].spans
-    root = next(span for span in spans if span.name == "llm_request")
+    sent = received.exports[0][2].resource_spans[0].scope_spans[0].spans
+    root = next(span for span in sent if span.name == "llm_request")
     assert (root.status.code, root.status.message) == (2, "boom")
+
+
+def test_what_the_receiver_does_not_take_is_counted() -> None:
+    with collector() as (url, received):
+        received.status = 400
+        tracing = Tracing(EngineConfig(otlp_endpoint=url))
+        for _ in range(3):
+            tracing.record(finished(Finish.LENGTH))
+        tracing.close()
+    assert tracing.dropped == 3
+
+
+def test_a_full_queue_counts_the_request_and_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(spans, "QUEUE_REQUESTS_MAX", 2)
+    monkeypatch.setattr(Tracing, "_run", lambda self: None)
+    tracing = Tracing(EngineConfig(otlp_endpoint="http://127.0.0.1:1"))
+    for _ in range(5):
+        tracing.record(finished(Finish.LENGTH))
+    assert tracing.dropped == 3
+    tracing.exporter.shutdown()
+
+
+def test_spans_follow_the_wall_clock_when_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collector() as (url, received):
+        tracing = Tracing(EngineConfig(otlp_endpoint=url))
+        real, ahead_ns = time.time_ns, 3_600 * 10**9
+        monkeypatch.setattr(spans.time, "time_ns", lambda: real() + ahead_ns)
+        request = finished(Finish.LENGTH)
+        ago = time.monotonic() - request.finished
+        tracing.record(request)
+        tracing.close()
+    sent = received.exports[0][2].resource_spans[0].scope_spans[0].spans
+    ended = max(span.end_time_unix_nano for span in sent)
+    assert ended == pytest.approx(real() + ahead_ns - ago * 1e9, abs=10e9)

@@ -30,10 +30,11 @@ def test_the_table_of_knobs_is_the_engines_registry() -> None:
     told = knob_rows()
     registry = engine_knobs.KNOBS
     assert set(told) == set(registry)
-    for name, (unit, bounds, _ladder, apply_class, default) in told.items():
+    for name, (unit, bounds, ladder, apply_class, default) in told.items():
         knob = registry[name]
         assert unit == knob.unit, name
         assert bounds == f"{knob.minimum}–{knob.maximum}", name
+        assert [int(step) for step in ladder.split()] == list(knob.ladder), name
         assert apply_class == knob.apply_class, name
         assert int(default) == knob.default, name
 
