@@ -26,6 +26,10 @@ class Cell:
     facts: tuple[tuple[str, Any], ...]
 
 
+# Further off than this, telemetry lands in a neighbouring scrape: worth saying on the cell.
+CLOCK_SKEW_SHOWN_S = 2.0
+
+
 def fleet_cells(tenant: Tenant, lines: list[StoryLine], now: datetime) -> list[Cell]:
     """Engines by name, then GPUs by node; one query each for engines and nodes."""
     engines = [_engine_cell(engine, lines, now) for engine in engines_of(tenant)]
@@ -53,10 +57,13 @@ def _engine_cell(engine: Engine, lines: list[StoryLine], now: datetime) -> Cell:
         name=engine.name,
         state=state,
         word=word,
-        note=f"{engine.service} · {engine.model or engine.adapter}",
+        note=" · ".join(
+            filter(None, (engine.service, engine.model or engine.adapter, _clock(engine.node)))
+        ),
         facts=(
             (_("service"), engine.service),
             (_("node"), engine.node.name),
+            (_("clock of the node"), _("%+.1f s") % engine.node.clock_skew_s),
             (_("adapter"), engine.adapter),
             (_("address"), engine.url),
             (_("configuration"), engine.config_version),
@@ -64,6 +71,16 @@ def _engine_cell(engine: Engine, lines: list[StoryLine], now: datetime) -> Cell:
             *(((_("error"), engine.error),) if engine.error else ()),
         ),
     )
+
+
+def _clock(node: Node) -> str:
+    """Says when the node's clock is off; empty when it is not."""
+    if abs(node.clock_skew_s) < CLOCK_SKEW_SHOWN_S:
+        return ""
+    off_s = abs(node.clock_skew_s)
+    if node.clock_skew_s > 0:
+        return _("clock %.0f s ahead") % off_s
+    return _("clock %.0f s behind") % off_s
 
 
 def _concerns(line: StoryLine, engine: Engine) -> bool:
@@ -82,6 +99,6 @@ def _gpu_cell(node: Node, gpu: dict[str, Any], now: datetime) -> Cell:
         name=_("%(node)s, GPU %(index)s") % {"node": node.name, "index": index},
         state=node_state(node, now),
         word="",
-        note=str(gpu.get("name", "")),
+        note=" · ".join(filter(None, (str(gpu.get("name", "")), _clock(node)))),
         facts=tuple((str(key), value) for key, value in sorted(gpu.items())),
     )

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 HEARTBEAT_S = 15.0
+# A page connects again after this long, and is asked anew who it is: it may have signed out.
+STREAM_S_MAX = 900.0
 RETRY_MS = 2_000
 PAGES_MAX = 1_000  # streams of one process
 QUEUE_MAX = 256  # messages a page may lag behind before it is told to connect again
@@ -110,8 +112,10 @@ class Hub:
         return sum(len(queues) for queues in self._pages.values())
 
     async def stream(self, tenant: UUID) -> AsyncIterator[str]:
-        """Messages for one page until it leaves, lags too far behind, or the hub closes."""
+        """Messages for one page until it leaves, lags too far behind, 15 minutes have passed, or
+        the hub closes."""
         queue: asyncio.Queue[str | None] = asyncio.Queue(QUEUE_MAX)
+        ends = self.loop.time() + STREAM_S_MAX
         self._pages[tenant].add(queue)
         try:
             yield f"retry: {RETRY_MS}\n\n"
@@ -120,9 +124,9 @@ class Hub:
             if self._poller is None or self._poller.done():
                 self._poller = asyncio.create_task(self._poll())
             yield message("ready", " ".join(PARTS))
-            while not self.closed:
+            while not self.closed and (left_s := ends - self.loop.time()) > 0:
                 try:
-                    text = await asyncio.wait_for(queue.get(), HEARTBEAT_S)
+                    text = await asyncio.wait_for(queue.get(), min(HEARTBEAT_S, left_s))
                 except TimeoutError:
                     text = ": still here\n\n"
                 if text is STREAM_ENDS:
@@ -157,6 +161,8 @@ class Hub:
                 await self._look(set(self._pages))
             except DatabaseError as error:
                 logger.warning("Live pages wait: the database did not answer: %s", error)
+            except Exception:
+                logger.exception("Live pages wait: what changed could not be read")
 
     async def _look(self, tenants: set[UUID]) -> None:
         async with self._reading:

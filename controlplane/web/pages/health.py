@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Callable
+from functools import wraps
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.views.decorators.http import require_safe
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, Gauge, generate_latest
 
 from controlplane.accounts.models import Token
@@ -41,19 +42,35 @@ cpu_share = Gauge(
 cpu_share.set_function(CpuShare())
 
 
-@require_safe
-def health(request: HttpRequest) -> JsonResponse:
+def error(
+    status: int, code: str, message: str, headers: dict[str, str] | None = None
+) -> JsonResponse:
+    body = {"error": {"code": code, "message": message, "param": None}}
+    return JsonResponse(body, status=status, headers=headers)
+
+
+def read_only(view: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
+    @wraps(view)
+    def answer(request: HttpRequest) -> HttpResponse:
+        if request.method in ("GET", "HEAD"):
+            return view(request)
+        words = f"{request.method}: allowed here: GET, HEAD"
+        return error(405, "method_not_allowed", words, {"Allow": "GET, HEAD"})
+
+    return answer
+
+
+@read_only
+def health(request: HttpRequest) -> HttpResponse:
     """200 while the process answers; nothing secret, no token."""
     return JsonResponse({"status": "ok"})
 
 
-@require_safe
+@read_only
 def metrics(request: HttpRequest) -> HttpResponse:
     """Prometheus text of this process, for a bearer token of kind *api*."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or token_find(secret.strip(), kinds={Token.Kind.API}) is None:
-        error = {"code": "not_authenticated", "message": "An API token is needed.", "param": None}
-        answer = JsonResponse({"error": error}, status=401)
-        answer["WWW-Authenticate"] = "Bearer"
-        return answer
+        words = "An API token is needed."
+        return error(401, "not_authenticated", words, {"WWW-Authenticate": "Bearer"})
     return HttpResponse(generate_latest(REGISTRY), content_type=CONTENT_TYPE_LATEST)

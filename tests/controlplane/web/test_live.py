@@ -165,3 +165,51 @@ def test_a_page_that_lags_too_far_behind_is_told_to_connect_again() -> None:
             return await _all(stream)
 
     assert asyncio.run(go()) == []
+
+
+def test_a_stream_ends_in_time_to_be_asked_again_who_listens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = world()
+    monkeypatch.setattr(live, "STREAM_S_MAX", 0.2)
+
+    async def go() -> list[str]:
+        async with asyncio.timeout(WAIT_S):
+            return await _all(live.hub().stream(made.tenant.pk))
+
+    said = asyncio.run(go())
+    assert said[0].startswith("retry")
+    assert said[-1] == ": still here\n\n"
+
+
+def test_a_failed_look_does_not_end_the_looking(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = world()
+    monkeypatch.setattr(live, "POLL_S", 0.05)
+    real, fails = live.stamps_read, 2
+
+    def stamps_read(*args: Any) -> Any:
+        nonlocal fails
+        if hub_open and fails:
+            fails -= 1
+            raise ValueError("a bug of ours")
+        return real(*args)
+
+    hub_open = False
+    monkeypatch.setattr(live, "stamps_read", stamps_read)
+
+    async def go() -> str:
+        nonlocal hub_open
+        async with asyncio.timeout(WAIT_S):
+            stream = live.hub().stream(made.tenant.pk)
+            await anext(stream)
+            await anext(stream)
+            hub_open = True
+            await asyncio.to_thread(incident, made)
+            told = await anext(stream)
+            await stream.aclose()
+        return told
+
+    assert asyncio.run(go()).startswith("event: changed")
+    assert caplog.text.count("what changed could not be read") == 2

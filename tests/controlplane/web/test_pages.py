@@ -12,6 +12,7 @@ from django.urls import reverse
 
 from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Incident
+from controlplane.fleet.models import Node
 from controlplane.fleet.services import sync
 from tests.controlplane.web.world import (
     TRACE_ID,
@@ -111,6 +112,15 @@ def test_fleet_cells_say_their_state_in_words(ada: Any, full: World) -> None:
     said = text(client.get("/?part=fleet"))
     assert '<span class="chip bad">unreachable</span>' in said
     assert "connection refused" in said
+
+
+def test_a_fleet_cell_says_when_the_nodes_clock_is_off(ada: Any, full: World) -> None:
+    client = ada(full)
+    assert "behind" not in text(client.get("/?part=fleet"))
+    Node.objects.update(clock_skew_s=-25.4)
+    said = text(client.get("/?part=fleet"))
+    assert "clock 25 s behind" in said
+    assert "-25.4 s" in said
 
 
 def test_objective_shows_four_facts_burn_rows_and_its_specification(ada: Any, full: World) -> None:
@@ -303,3 +313,10 @@ def test_an_expired_form_says_what_to_do(empty: World) -> None:
 
 def test_pages_cannot_be_written_to(ada: Any, empty: World) -> None:
     assert ada(empty).post("/").status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+def test_machines_get_a_wrong_method_in_the_error_shape(path: str) -> None:
+    answer = Client().post(path)
+    assert (answer.status_code, answer["Allow"]) == (405, "GET, HEAD")
+    assert answer.json()["error"]["code"] == "method_not_allowed"
