@@ -77,8 +77,17 @@ class Agent:
         self.guards = self._make_guards()
         sources = self._make_sources()
         self.gpu_source = next((source for source in sources if source.gpu_status), None)
-        self.own = OwnMetrics(self)
-        self.collectors = [
+        self.collectors: list[Collector] = []
+        self.own = OwnMetrics(
+            node=config.node,
+            footprint=self.footprint,
+            gpu_source=self.gpu_source,
+            spool=self.spool,
+            sender=self.sender,
+            sync=self.sync,
+            collectors=self.collectors,
+        )
+        self.collectors += [
             Collector(source, self.spool, scrape_s=config.scrape_s, version=self.version)
             for source in [*sources, self.own]
         ]

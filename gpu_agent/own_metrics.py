@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from gpu_agent.collector import Collector
+from gpu_agent.footprint import Footprint
 from gpu_agent.source import Family, Kind, Place, Reading, Source
-
-if TYPE_CHECKING:
-    from gpu_agent.daemon import Agent
+from gpu_agent.spool import Sender, Spool
+from gpu_agent.transport import SyncLoop
 
 
 class OwnMetrics(Source):
@@ -18,13 +19,28 @@ class OwnMetrics(Source):
     label = "The agent itself"
     name = "agent"
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(
+        self,
+        *,
+        node: str,
+        footprint: Footprint,
+        gpu_source: Source | None,
+        spool: Spool,
+        sender: Sender,
+        sync: SyncLoop,
+        collectors: Sequence[Collector],
+    ) -> None:
+        self._footprint = footprint
+        self._gpu_source = gpu_source
+        self._spooled = spool
+        self._sender = sender
+        self._sync = sync
+        self._collectors = collectors
         self._start_ns = time.time_ns()
         self._resource = {
             "service.name": "trimtab-agent",
-            "service.instance.id": agent.config.node,
-            "host.name": agent.config.node,
+            "service.instance.id": node,
+            "host.name": node,
         }
 
     @classmethod
@@ -38,19 +54,17 @@ class OwnMetrics(Source):
         return [*self._cost(), *self._spool(), *self._connections(), *self._sources()]
 
     def _cost(self) -> list[Family]:
-        agent = self._agent
-        cpu_s, rss_bytes = agent.footprint.read(
-            agent.gpu_source.worker_pid if agent.gpu_source else None
-        )
+        worker_pid = self._gpu_source.worker_pid if self._gpu_source else None
+        cpu_s, rss_bytes = self._footprint.read(worker_pid)
         return [
             _one("agent:cpu_seconds_total", cpu_s, "CPU used, NVML worker included."),
             _one("agent:resident_memory_bytes", rss_bytes, "Memory, NVML worker included."),
         ]
 
     def _spool(self) -> list[Family]:
-        batches, size_bytes, age_s = self._agent.spool.depth()
+        batches, size_bytes, age_s = self._spooled.depth()
         dropped = Family("agent:spool_dropped_total", Kind.SUM, "Batches dropped, by reason.")
-        for reason, count in dict(self._agent.spool.dropped).items():
+        for reason, count in dict(self._spooled.dropped).items():
             dropped.add(count, reason=reason)
         return [
             _one("agent:spool_batches", batches, "Batches waiting."),
@@ -60,7 +74,7 @@ class OwnMetrics(Source):
         ]
 
     def _connections(self) -> list[Family]:
-        sender, sync = self._agent.sender, self._agent.sync
+        sender, sync = self._sender, self._sync
         errors = Family("agent:send_errors_total", Kind.SUM, "Sends that failed, by reason.")
         for reason, count in dict(sender.errors).items():
             errors.add(count, reason=reason)
@@ -79,7 +93,7 @@ class OwnMetrics(Source):
         bad = Family("agent:scrape_bad_lines", Kind.GAUGE, "Lines refused in the last page.")
         over = Family("agent:scrape_series_over", Kind.GAUGE, "Series over the limit, left out.")
         series = Family("agent:scrape_series", Kind.GAUGE, "Series in the last page.")
-        for collector in self._agent.collectors:
+        for collector in self._collectors:
             labels = {"kind": collector.source.slug, "source": collector.source.name}
             success.add(float(collector.standing.state == "good"), **labels)
             duration.add(collector.duration_s, **labels)

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,8 @@ from gpu_agent.standing import Standing
 log = logging.getLogger(__name__)
 
 BATCH_BYTES_MAX = 16 * 1024 * 1024
+# So often a batch may be answered 5xx before it waits behind the others.
+REFUSALS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +128,18 @@ class Spool:
         if reason:
             self.dropped[reason] += 1
 
-    def newest(self, *, timeout_s: float) -> tuple[Batch, bytes] | None:
-        """The newest batch, waiting up to timeout_s for one; it stays until `done` or `drop`."""
+    def newest(self, *, timeout_s: float, but: Collection[int] = ()) -> tuple[Batch, bytes] | None:
+        """The newest batch, waiting up to timeout_s for one; it stays until `done` or `drop`.
+
+        Those whose sequence is in `but` come after all the others.
+        """
         with self._filled:
             self._filled.wait_for(lambda: bool(self._batches), timeout=timeout_s)
             self._make_room(0)
             while self._batches:
-                batch = self._batches[next(reversed(self._batches))]
+                newest_first = reversed(self._batches)
+                sequence = next((s for s in newest_first if s not in but), None)
+                batch = self._batches[sequence or next(reversed(self._batches))]
                 try:
                     return batch, (self.folder / batch.file_name).read_bytes()
                 except FileNotFoundError:
@@ -188,7 +195,11 @@ class Post(Protocol):
 
 
 class Sender:
-    """Drains the spool. 2xx ends a batch, 429 and 5xx keep it, anything else drops it counted."""
+    """Drains the spool. 2xx ends a batch, 429 and 5xx keep it, anything else drops it counted.
+
+    A batch the receiver chokes on must not keep the older ones from it: after REFUSALS_MAX answers
+    of 5xx it is tried again only when nothing else waits.
+    """
 
     def __init__(
         self,
@@ -208,15 +219,24 @@ class Sender:
         self.standing = Standing()
         self._token = token
         self._rejected_points = rejected_points
+        self._refusals: Counter[int] = Counter()
         self._warned: set[str] = set()
 
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            found = self.spool.newest(timeout_s=0.5)
+            found = self.next(timeout_s=0.5)
             if found is not None:
                 wait_s = self.send(*found)
                 if wait_s > 0:
                     stop.wait(wait_s)
+
+    def next(self, *, timeout_s: float) -> tuple[Batch, bytes] | None:
+        """The batch to send now."""
+        put_off = {s for s, count in self._refusals.items() if count >= REFUSALS_MAX}
+        found = self.spool.newest(timeout_s=timeout_s, but=put_off)
+        if found is None or found[0].sequence in put_off:
+            self._refusals.clear()  # nothing else waits, so they are in turn again
+        return found
 
     def send(self, batch: Batch, body: bytes) -> float:
         """Tries one batch; returns the seconds to wait before the next try."""
@@ -235,6 +255,7 @@ class Sender:
             return 0.0
         if answer.status == 429 or answer.status >= 500:
             reason = f"HTTP {answer.status}"
+            self._refusals[batch.sequence] += answer.status >= 500
             return self._failed(reason, reason, answer.retry_after_s)
         reason = f"HTTP {answer.status}"
         self._warn_once(f"{reason} drops batches: {answer.body[:200].decode('utf-8', 'replace')}")

@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpu_agent.backoff import Backoff
+from gpu_agent.bounded import body_read
 from gpu_agent.clock import wall_of
 from gpu_agent.protocol import SYNC_PATH, Command, SyncReply, SyncRequest, WireError
 from gpu_agent.spool import Answer
@@ -83,25 +84,11 @@ class Connection:
             self._open = connection
         connection.request("POST", self._path + path, body=body, headers=headers)
         response = connection.getresponse()
-        answer = self._read(response)
+        answer = body_read(response, bytes_max=ANSWER_BYTES_MAX, timeout_s=self.timeout_s)
         if response.will_close:
             self.close()
         retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
         return Answer(response.status, answer, retry_after_s)
-
-    def _read(self, response: http.client.HTTPResponse) -> bytes:
-        deadline = time.monotonic() + self.timeout_s
-        answer = bytearray()
-        while chunk := response.read1(65_536):
-            answer += chunk
-            if len(answer) > ANSWER_BYTES_MAX:
-                raise OSError(f"{self.url}: answer above {ANSWER_BYTES_MAX} bytes")
-            if time.monotonic() > deadline:
-                raise OSError(f"{self.url}: answer not complete within {self.timeout_s} s")
-        if response.length:
-            raise OSError(f"{self.url}: answer broke off, {response.length} bytes short")
-        response.close()  # read1 does not notice the end itself, and the connection waits for it
-        return bytes(answer)
 
     def close(self) -> None:
         if self._open is not None:
@@ -113,7 +100,7 @@ def _retry_after_s(text: str | None) -> float | None:
     """Seconds, from either form of the header (RFC 9110, 10.2.3); None when it is neither."""
     if text is None:
         return None
-    if text.strip().isdigit():
+    if text.strip().isdecimal():  # isdigit takes ², which float refuses
         return float(text)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import time
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpu_agent.bounded import body_read
 from gpu_agent.engine_adapter import (
     Conflict,
     EngineAdapter,
@@ -44,31 +44,19 @@ class ReferenceEngine(EngineAdapter):
         }
         return self._state(*self._ask("PATCH", headers, json.dumps(dict(values)).encode()))
 
-    def _ask(self, method: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
+    def _ask(self, method: str, headers: dict[str, str], sent: bytes | None) -> tuple[int, bytes]:
         parts = urlsplit(self.url)
         https = parts.scheme == "https"
         kind = http.client.HTTPSConnection if https else http.client.HTTPConnection
         try:
             with contextlib.closing(kind(parts.netloc, timeout=self.timeout_s)) as connection:
-                connection.request(method, f"{parts.path}{PATH}", body=body, headers=headers)
+                connection.request(method, f"{parts.path}{PATH}", body=sent, headers=headers)
                 with connection.getresponse() as response:
-                    return response.status, self._body(response)
+                    body = body_read(response, bytes_max=ANSWER_BYTES_MAX, timeout_s=self.timeout_s)
+                    return response.status, body
         except (OSError, http.client.HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise Unreachable(f"{self.url}{PATH}: {reason}") from error
-
-    def _body(self, response: http.client.HTTPResponse) -> bytes:
-        deadline = time.monotonic() + self.timeout_s
-        answer = bytearray()
-        while chunk := response.read1(65_536):
-            answer += chunk
-            if len(answer) > ANSWER_BYTES_MAX:
-                raise Unreachable(f"{self.url}{PATH}: more than {ANSWER_BYTES_MAX} bytes")
-            if time.monotonic() > deadline:
-                raise Unreachable(f"{self.url}{PATH}: no answer within {self.timeout_s} s")
-        if response.length:
-            raise Unreachable(f"{self.url}{PATH}: the answer broke off")
-        return bytes(answer)
 
     def _state(self, status: int, body: bytes) -> EngineState:
         if status != 200:

@@ -135,7 +135,7 @@ class Receiver:
 
 
 def send_once(spool: Spool, sender: Sender) -> float:
-    found = spool.newest(timeout_s=0)
+    found = sender.next(timeout_s=0)
     assert found is not None
     return sender.send(*found)
 
@@ -215,3 +215,24 @@ def test_backoff_is_full_jitter_up_to_its_cap() -> None:
 def test_limits_without_room_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got 0 bytes and 60 s, allowed: both above 0"):
         Spool(tmp_path, bytes_max=0, age_s_max=60)
+
+
+def test_a_batch_the_receiver_chokes_on_does_not_hold_up_the_older_ones(tmp_path: Path) -> None:
+    spool = spool_at(tmp_path)
+    for body in (b"oldest", b"older", b"poison"):
+        spool.put(body)
+
+    def receiver(body: bytes, headers: dict[str, str]) -> Answer:
+        seen.append(body)
+        return Answer(500 if body == b"poison" else 200)
+
+    seen: list[bytes] = []
+    sender = Sender(spool, receiver, token="t")
+    for _ in range(5):
+        send_once(spool, sender)
+    assert seen == [b"poison"] * 3 + [b"older", b"oldest"]
+    spool.put(b"new")
+    for _ in range(5):
+        send_once(spool, sender)
+    assert seen[5:] == [b"new"] + [b"poison"] * 4
+    assert spool.depth()[0] == 1

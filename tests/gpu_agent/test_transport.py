@@ -97,6 +97,7 @@ def test_retry_after_is_honoured() -> None:
     assert found is not None
     assert 25 < found <= 30
     assert _retry_after_s("soon") is None
+    assert _retry_after_s("²") is None
 
 
 def test_one_connection_is_kept_and_a_closed_one_opened_again(control_plane: ControlPlane) -> None:
