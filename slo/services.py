@@ -143,11 +143,12 @@ def _indicator(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _text(given: Mapping[str, Any], key: str, chars_max: int) -> str:
     value = given.get(key)
-    fits = isinstance(value, str) and 0 < len(value.strip()) <= chars_max
-    if not fits or _CONTROL.search(value):
-        words = _("a text of 1 to %d characters, no control characters")
-        raise _error(key, value, words % chars_max)
-    return value.strip()
+    if isinstance(value, str) and not _CONTROL.search(value):
+        text = value.strip()
+        if 0 < len(text) <= chars_max:
+            return text
+    words = _("a text of 1 to %d characters, no control characters")
+    raise _error(key, value, words % chars_max)
 
 
 def _number(
