@@ -84,7 +84,7 @@ class Tracing:
         with contextlib.suppress(queue.Full):
             self.queue.put(None, timeout=FLUSH_S_MAX)
         self.thread.join(FLUSH_S_MAX)
-        self.exporter.shutdown()
+        self.exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _run(self) -> None:
         while (request := self.queue.get()) is not None:
