@@ -15,6 +15,7 @@ from django.core.asgi import get_asgi_application
 django_application = get_asgi_application()
 
 import asyncio  # noqa: E402
+import json  # noqa: E402
 import threading  # noqa: E402
 import warnings  # noqa: E402
 from typing import Any, cast  # noqa: E402
@@ -24,6 +25,7 @@ from celery.exceptions import SecurityWarning  # noqa: E402
 from django.conf import settings  # noqa: E402
 
 from controlplane.accounts.selectors import ingest_tenant  # noqa: E402
+from controlplane.celery import SteadyScheduler  # noqa: E402
 from controlplane.celery import app as celery_app  # noqa: E402
 from tracing import wiring  # noqa: E402
 from tracing.receivers import otlp_http  # noqa: E402
@@ -42,7 +44,7 @@ class EmbeddedCelery:
             celery_app,
             thread=True,
             max_interval=1,
-            schedule_filename=str(settings.TRIMTAB_HOME / "beat"),
+            scheduler_cls=SteadyScheduler,
         )
         assert isinstance(beat, threading.Thread)
         self.beat = beat
@@ -90,6 +92,49 @@ async def lifespan(receive: otlp_http.Receive, send: otlp_http.Send) -> None:
             return
 
 
+class Bounded:
+    """Django behind a limit on the request's body, held before anyone is asked who calls.
+
+    Django itself writes a body to disk whole, whatever its size, before the first line of ours.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+
+    async def __call__(
+        self, scope: dict[str, Any], receive: otlp_http.Receive, send: otlp_http.Send
+    ) -> None:
+        size = 0
+
+        async def counted() -> Any:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self.bytes_max:
+                # Django lets go of what it holds of the request, and answers nothing.
+                return {"type": "http.disconnect"}
+            return message
+
+        told = dict(scope["headers"]).get(b"content-length", b"0")
+        if told.isdigit() and int(told) > self.bytes_max:
+            await self.refuse(send)
+            return
+        # django-stubs narrows what an ASGI server's callables may be.
+        await django_application(scope, cast(Any, counted), cast(Any, send))
+        if size > self.bytes_max:
+            await self.refuse(send)
+
+    async def refuse(self, send: otlp_http.Send) -> None:
+        words = f"The body is over {self.bytes_max} bytes, which is the most."
+        body = json.dumps({"error": {"code": "too_large", "message": words, "param": None}})
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": body.encode()})
+
+
+pages = Bounded(settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
+
+
 async def application(
     scope: dict[str, Any], receive: otlp_http.Receive, send: otlp_http.Send
 ) -> None:
@@ -98,5 +143,4 @@ async def application(
     elif scope["type"] == "http" and scope["path"] in otlp_http.PATHS:
         await otlp_application(scope, receive, send)
     else:
-        # django-stubs narrows what an ASGI server's `send` may be called with.
-        await django_application(scope, receive, cast(Any, send))
+        await pages(scope, receive, send)

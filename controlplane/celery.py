@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from celery import Celery
+from celery.beat import Scheduler
 from django.conf import settings
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -27,3 +29,19 @@ app.conf.beat_schedule = {
     },
     "prune": {"task": "controlplane.tasks.prune", "schedule": 3600.0},
 }
+
+
+class SteadyScheduler(Scheduler):
+    """Keeps time in memory, and on when the wall clock is set back.
+
+    Celery compares an entry's last run to the clock: an hour set back is an hour without a pass
+    (and its default scheduler would keep that over a restart, in a file).
+    """
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        now = self.app.now()
+        for entry in self.schedule.values():
+            if entry.last_run_at is None or entry.last_run_at > now:
+                entry.last_run_at = now
+                self._heap = None  # holds times of the old clock; made anew from the entries
+        return super().tick(*args, **kwargs)
