@@ -44,12 +44,12 @@ class AttributeDecoder:
         )
 
     def decode(self, raws: list[bytes], trimmed: Counter[str]) -> tuple[Any, Any]:
-        """Keys and values as pyarrow string arrays; what was cut is counted in `trimmed`.
+        """Keys (a dictionary) and values (strings) in Arrow; what was cut is counted in `trimmed`.
 
         Raises Undecodable when one of them is no KeyValue.
         """
         if not raws:
-            return pa.array([], pa.string()), pa.array([], pa.string())
+            return pa.array([], pa.string()).dictionary_encode(), pa.array([], pa.string())
         limits = self._limits
         plain_bytes_max = min(127, limits.value_chars_max, limits.name_chars_max)
         layout = _Layout(raws, plain_bytes_max)
@@ -59,7 +59,7 @@ class AttributeDecoder:
             # Somewhere a string is not UTF-8: rare enough to read them all one by one.
             pairs = [self._one(raw, trimmed) for raw in raws]
             keys, values = zip(*pairs, strict=True)
-            return pa.array(keys, pa.string()), pa.array(values, pa.string())
+            return pa.array(keys, pa.string()).dictionary_encode(), pa.array(values, pa.string())
 
     def _assemble(
         self, layout: _Layout, raws: list[bytes], trimmed: Counter[str]
@@ -77,7 +77,7 @@ class AttributeDecoder:
             value_at[rows] = end + np.arange(len(rows))
             values.append(texts.cast(pa.binary()))
             end += len(rows)
-        return _gather(keys, key_at), _gather(values, value_at)
+        return _references(keys, key_at), _gather(values, value_at)
 
     def _one(self, raw: bytes, trimmed: Counter[str]) -> tuple[str, str]:
         pair = self._unusual.get(raw)
@@ -94,6 +94,12 @@ class AttributeDecoder:
 def _gather(parts: list[Any], index: Ints) -> Any:
     """Raises ArrowInvalid when one of the parts taken is not UTF-8."""
     return pa.concat_arrays(parts).take(pa.array(index)).cast(pa.string())
+
+
+def _references(parts: list[Any], index: Ints) -> Any:
+    """As `_gather`, each text once: keys are few. Raises ArrowInvalid too."""
+    found = pa.concat_arrays(parts).take(pa.array(index)).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(found.indices, found.dictionary.cast(pa.string()))
 
 
 class _Layout:

@@ -6,6 +6,7 @@ last minutes is two small queries.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -361,6 +362,12 @@ def _shares(rows: list[dict[str, Any]], windows: int, by: Sequence[str]) -> list
 
 def _spans(table: Any) -> list[Span]:
     return [
-        Span(**{**row, "attributes": dict(row["attributes"]), "resource": dict(row["resource"])})
+        Span(
+            **{
+                **row,
+                "attributes": dict(row["attributes"]),
+                "resource": json.loads(row["resource"]),
+            }
+        )
         for row in table.to_pylist()
     ]

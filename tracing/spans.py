@@ -6,19 +6,24 @@ request are decoded together. What repeats (names, statuses, resources) is decod
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tracing import wire
 from tracing.attributes import AttributeDecoder
 from tracing.limits import Limits
 from tracing.memo import Memo
+
+K = TypeVar("K", str, bytes)
+Ints = npt.NDArray[np.int64]
 
 _NO_TRACE = bytes(16)
 _NO_SPAN = bytes(8)
@@ -105,7 +110,7 @@ class SpanDecoder:
         chars_max = self._limits.name_chars_max
         distinct, index = _distinct(raws)
         names = [raw.decode("utf-8", "replace")[:chars_max] for raw in distinct]
-        return pa.array(names, pa.string()).take(index)
+        return _references(names, index)
 
     def _statuses(self, raws: list[bytes]) -> tuple[Any, Any]:
         """Codes and messages."""
@@ -114,10 +119,7 @@ class SpanDecoder:
         statuses = [wire.parse(wire.SpanStatus, raw) for raw in distinct]
         codes = [s.code if 0 <= s.code <= _STATUS_MAX else 0 for s in statuses]
         messages = [s.message.decode("utf-8", "replace")[:chars_max] for s in statuses]
-        return (
-            pa.array(codes, pa.uint8()).take(index),
-            pa.array(messages, pa.string()).take(index),
-        )
+        return np.array(codes, dtype=np.uint8)[index], _references(messages, index)
 
     def _table(
         self, tenant: str, spans: list[Any], resources: _Resources, trimmed: Counter[str]
@@ -135,7 +137,7 @@ class SpanDecoder:
         trimmed["span_links"] += sum(map(bool, [span.links for span in spans]))
         return pa.table(
             {
-                "tenant": pa.repeat(pa.scalar(tenant, pa.string()), len(spans)),
+                "tenant": _references([tenant], np.zeros(len(spans), dtype=np.int64)),
                 "service": resources.text("service.name"),
                 "end": _timestamps(end),
                 "trace_id": _fixed([span.trace_id for span in spans], 16),
@@ -150,7 +152,7 @@ class SpanDecoder:
                 "status_code": codes,
                 "status_message": messages,
                 "attributes": self._attribute_maps(spans, trimmed),
-                "resource": resources.maps(),
+                "resource": resources.json(),
             }
         )
 
@@ -186,16 +188,18 @@ class _Resources:
 
     def __init__(self, resources: list[dict[str, str]], sizes: list[int]) -> None:
         self._resources = resources
-        self._index = pa.array(np.repeat(np.arange(len(sizes)), sizes))
+        self._sizes = sizes
 
     def text(self, key: str) -> Any:
         """One resource attribute per span, "" where it is missing."""
-        values = [resource.get(key, "") for resource in self._resources]
-        return pa.array(values, pa.string()).take(self._index)
+        return self._spread([resource.get(key, "") for resource in self._resources])
 
-    def maps(self) -> Any:
-        maps = [list(resource.items()) for resource in self._resources]
-        return pa.array(maps, pa.map_(pa.string(), pa.string())).take(self._index)
+    def json(self) -> Any:
+        """All attributes of the resource of each span, as a JSON object."""
+        return self._spread([json.dumps(resource) for resource in self._resources])
+
+    def _spread(self, values: list[str]) -> Any:
+        return _references(values, np.repeat(np.arange(len(values)), self._sizes))
 
 
 def _timestamps(nanoseconds: Any) -> Any:
@@ -207,8 +211,14 @@ def _fixed(values: list[bytes], size: int) -> Any:
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), len(values), buffers)
 
 
-def _distinct(raws: list[bytes]) -> tuple[list[bytes], Any]:
-    """The distinct values, and for each of `raws` where it stands among them."""
-    distinct = list(dict.fromkeys(raws))
-    place = {raw: i for i, raw in enumerate(distinct)}
-    return distinct, pa.array(map(place.__getitem__, raws), pa.int32(), size=len(raws))
+def _distinct(values: list[K]) -> tuple[list[K], Ints]:
+    """The distinct values, and for each of `values` where it stands among them."""
+    place = {value: i for i, value in enumerate(dict.fromkeys(values))}
+    index = np.fromiter(map(place.__getitem__, values), dtype=np.int64, count=len(values))
+    return list(place), index
+
+
+def _references(texts: list[str], index: Ints) -> Any:
+    """The column `texts[index]`, each text in it once."""
+    distinct, place = _distinct(texts)
+    return pa.DictionaryArray.from_arrays(pa.array(place[index]), pa.array(distinct, pa.string()))

@@ -107,9 +107,9 @@ def _measured(measure: str) -> tuple[str, dict[str, Parameter]]:
 def _label(label: str, i: int) -> tuple[str, dict[str, Parameter]]:
     if label in _SPAN_LABELS:
         return f"toString({label})", {}
-    parameter = f"by{i}"
-    both = f"if(mapContains(attributes, {{{parameter}:String}}), attributes, resource)"
-    return f"{both}[{{{parameter}:String}}]", {parameter: label}
+    key = f"{{by{i}:String}}"
+    own = f"mapContains(attributes, {key}), attributes[{key}]"
+    return f"if({own}, JSONExtractString(resource, {key}))", {f"by{i}": label}
 
 
 def span_share(measure: str, by: Sequence[str]) -> tuple[str, dict[str, Parameter]]:
