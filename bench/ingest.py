@@ -2,9 +2,10 @@
 
     python bench/ingest.py [--app MODULE:APP] [--requests N] [--connections N]
 
-A real uvicorn process serves the app; this process sends distinct gzip bodies of 1,000 spans with
-12 attributes (7 of them different in every span) over several connections, then stops the server
-and counts what the store holds. CPU time is read from /proc for the server's process tree, and
+A real uvicorn process serves the control plane as deployed, Celery's worker and beat included
+(`--app ingest:application` serves the receiver alone); this process sends distinct gzip bodies of
+1,000 spans with 12 attributes (7 of them different in every span) over several connections, then
+stops the server and counts what the store holds. CPU time is read from /proc for the server's process tree, and
 includes what it does for 2 s after the last acknowledgement (merging parts).
 """
 
@@ -223,7 +224,9 @@ def stored(home: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--app", default="ingest:application", help="what uvicorn serves")
+    parser.add_argument(
+        "--app", default="controlplane.asgi:application", help="what uvicorn serves"
+    )
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--connections", type=int, default=16)
     arguments = parser.parse_args()
@@ -267,7 +270,7 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 else:
-    # What uvicorn serves by default: the receiver alone, over a store in TRIMTAB_HOME.
+    # What `--app ingest:application` serves: the receiver alone, over a store in TRIMTAB_HOME.
     from tracing import wiring
     from tracing.receivers import otlp_http
 
