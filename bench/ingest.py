@@ -5,8 +5,8 @@
 A real uvicorn process serves the control plane as deployed, Celery's worker and beat included
 (`--app ingest:application` serves the receiver alone); this process sends distinct gzip bodies of
 1,000 spans with 12 attributes (7 of them different in every span) over several connections, then
-stops the server and counts what the store holds. CPU time is read from /proc for the server's process tree, and
-includes what it does for 2 s after the last acknowledgement (merging parts).
+stops the server and counts what the store holds. CPU time is read from /proc for the server's
+process tree, and includes what it does for 2 s after the last acknowledgement (merging parts).
 """
 
 from __future__ import annotations
