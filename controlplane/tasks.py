@@ -1,12 +1,19 @@
-"""Celery's tasks: each body is one call."""
+"""Celery's tasks: bodies of a few calls, no logic."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from celery import shared_task
+from django.conf import settings
 from django.utils import timezone
 
 from controlplane import loop
+from controlplane.accounts import services as accounts
+from controlplane.actions import retention as actions
 from controlplane.alerts import services as alerts
+from controlplane.diagnosis import retention as diagnosis
+from controlplane.fleet import services as fleet
 from slo import services as slo
 
 
@@ -22,4 +29,11 @@ def deliver_due() -> None:
 
 @shared_task
 def prune() -> None:
-    slo.readings_prune(timezone.now())
+    """Lowest room last: what hangs on a row goes before it."""
+    now = timezone.now()
+    before = now - timedelta(days=settings.TRIMTAB_RETENTION_DAYS)
+    actions.prune(before)
+    diagnosis.prune(before)
+    fleet.prune(before)
+    slo.readings_prune(now)
+    accounts.prune(now)

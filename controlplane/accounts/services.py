@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from datetime import datetime
 
+from django.contrib.sessions.models import Session
 from django.utils import timezone
 
 from controlplane.accounts.models import Tenant, Token
@@ -43,6 +45,11 @@ def token_revoke(*, token: Token) -> None:
     """Ends the token; the ingest door may honour it for 30 s more. Again: changes nothing."""
     Token.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())
     token.refresh_from_db(fields=["revoked_at"])
+
+
+def prune(now: datetime) -> int:
+    """Deletes sessions that have ended; returns how many."""
+    return Session.objects.filter(expire_date__lt=now).delete()[0]
 
 
 def token_digest(secret: str) -> str:

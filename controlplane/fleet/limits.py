@@ -8,11 +8,15 @@ from datetime import datetime, timedelta
 from gpu_agent.protocol import PROTOCOL_VERSION, SyncRequest, WireError
 
 SYNC_BYTES_MAX = 1024 * 1024
+NODES_PER_TENANT_MAX = 1_000
 ENGINES_PER_NODE_MAX = 64
+# An engine renamed is another engine; the old ones stay until they are pruned.
+ENGINES_KNOWN_PER_NODE_MAX = 4 * ENGINES_PER_NODE_MAX
 GPUS_PER_NODE_MAX = 64
 RESULTS_PER_SYNC_MAX = 1_000
 COMMANDS_OFFERED_MAX = 100
 LIST_ROWS_MAX = 1_000
+ROWS_PER_PRUNE_MAX = 1_000
 STATUS_CHARS_MAX = 200
 ERROR_CHARS_MAX = 300
 TOTAL_MAX = 2**63 - 1

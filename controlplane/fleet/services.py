@@ -45,7 +45,8 @@ PROGRESS: dict[str, int] = {
 
 
 class FleetConflict(Exception):
-    """Two that claim one identity: an agent id on two hosts, or an engine's name on two nodes."""
+    """Two that claim one identity: an agent id on two hosts, or an engine's name on two nodes; or
+    one identity more than a tenant may have."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -115,13 +116,25 @@ def command_create(
         )
 
 
+def prune(before: datetime) -> int:
+    """Deletes commands finished, engines and nodes last heard before then, with what hangs on them,
+    at most 1,000 of each a call; returns how many."""
+    old = (
+        Command.objects.filter(finished_at__lt=before),
+        Engine.objects.filter(last_seen_at__lt=before),
+        Node.objects.filter(last_seen_at__lt=before),
+    )
+    deleted = 0
+    for rows in old:
+        chosen = list(rows.values_list("pk", flat=True)[: limits.ROWS_PER_PRUNE_MAX])
+        rows.model._default_manager.filter(pk__in=chosen).delete()
+        deleted += len(chosen)
+    return deleted
+
+
 def _node_hear(tenant: Tenant, request: protocol.SyncRequest, now: datetime) -> Node:
     sent_at = limits.time_of("SyncRequest.sent_at", request.sent_at)
-    node, _ = Node.objects.select_for_update().get_or_create(
-        tenant=tenant,
-        agent_id=request.agent_id,
-        defaults={"name": request.node, "boot_id": request.boot_id},
-    )
+    node = _node_of(tenant, request)
     _same_agent_check(node, request, now)
     overtaken = (
         node.sent_at is not None
@@ -147,6 +160,22 @@ def _node_hear(tenant: Tenant, request: protocol.SyncRequest, now: datetime) -> 
     return node
 
 
+def _node_of(tenant: Tenant, request: protocol.SyncRequest) -> Node:
+    nodes = Node.objects.select_for_update().filter(tenant=tenant)
+    node = nodes.filter(agent_id=request.agent_id).first()
+    if node is not None:
+        return node
+    if nodes.count() >= limits.NODES_PER_TENANT_MAX:
+        raise FleetConflict(
+            "too_many_nodes",
+            f"agent_id={request.agent_id!r} would be one node more than the"
+            f" {limits.NODES_PER_TENANT_MAX} a tenant may have; lost ones go with the retention",
+        )
+    return Node.objects.create(
+        tenant=tenant, agent_id=request.agent_id, name=request.node, boot_id=request.boot_id
+    )
+
+
 def _same_agent_check(node: Node, request: protocol.SyncRequest, now: datetime) -> None:
     """A host that took another name or booted afresh was silent meanwhile; if the old one still
     speaks, two agents share an id, most likely by a copied state folder."""
@@ -162,9 +191,7 @@ def _same_agent_check(node: Node, request: protocol.SyncRequest, now: datetime) 
 
 
 def _engine_hear(node: Node, report: protocol.EngineReport, now: datetime) -> None:
-    engine, _ = Engine.objects.select_related("node").get_or_create(
-        tenant_id=node.tenant_id, name=report.name, defaults={"node": node}
-    )
+    engine = _engine_of(node, report.name, now)
     if engine.node_id != node.pk and _speaks(engine.node, now):
         raise FleetConflict(
             "engine_conflict",
@@ -197,6 +224,23 @@ def _engine_hear(node: Node, report: protocol.EngineReport, now: datetime) -> No
             "knobs",
             "last_seen_at",
         ]
+    )
+
+
+def _engine_of(node: Node, name: str, now: datetime) -> Engine:
+    engines = Engine.objects.select_related("node")
+    engine = engines.filter(tenant_id=node.tenant_id, name=name).first()
+    if engine is not None:
+        return engine
+    if engines.filter(node=node).count() >= limits.ENGINES_KNOWN_PER_NODE_MAX:
+        raise FleetConflict(
+            "too_many_engines",
+            f"engine {name!r} would be one more than the {limits.ENGINES_KNOWN_PER_NODE_MAX} names"
+            f" node {node.name!r} may have used; lost ones go with the retention",
+        )
+    # Generations start at the clock: were this one pruned and back, its agent would remember.
+    return Engine.objects.create(
+        tenant_id=node.tenant_id, node=node, name=name, generation=int(now.timestamp())
     )
 
 

@@ -12,6 +12,7 @@ from controlplane.fleet.services import command_create, sync
 from gpu_agent.protocol import CommandKind, CommandResult, CommandState, EngineReport, SyncRequest
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
+GENERATION = int(START.timestamp())  # of an engine first heard at START, before any command
 
 
 def report(name: str = "engine-0", **changes: Any) -> EngineReport:

@@ -12,9 +12,10 @@ from controlplane.accounts.models import Tenant
 from controlplane.accounts.services import tenant_create
 from controlplane.fleet import limits
 from controlplane.fleet.models import Command, Engine, Node
-from controlplane.fleet.services import FleetConflict, sync
+from controlplane.fleet.services import FleetConflict, prune, sync
 from gpu_agent.protocol import CommandState, SyncReply, SyncRequest, WireError
 from tests.controlplane.fleet.agent_side import (
+    GENERATION,
     START,
     an_apply,
     an_engine,
@@ -94,7 +95,7 @@ def test_a_command_is_offered_until_its_result_is_final(tenant: Tenant) -> None:
     (offered,) = poll(None).commands
     assert offered.command_id == str(command.pk)
     assert (offered.values, offered.undo) == ({"max_num_seqs": 64}, {"max_num_seqs": 32})
-    assert (offered.expected_config_version, offered.generation) == (7, 1)
+    assert (offered.expected_config_version, offered.generation) == (7, GENERATION + 1)
     for state in (CommandState.RECEIVED, CommandState.APPLYING):
         reply = poll(state)
         assert [c.command_id for c in reply.commands] == [str(command.pk)]
@@ -112,7 +113,7 @@ def test_commands_come_in_order_of_generation(tenant: Tenant) -> None:
     made = [an_apply(engine) for _ in range(3)]
     reply = sync(tenant=tenant, request=heartbeat(START + SECOND), now=START + SECOND)
     assert [c.command_id for c in reply.commands] == [str(c.pk) for c in made]
-    assert [c.generation for c in reply.commands] == [1, 2, 3]
+    assert [c.generation - GENERATION for c in reply.commands] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -264,3 +265,31 @@ def test_a_message_over_its_limits_is_refused_whole(
     with pytest.raises(WireError, match=words):
         sync(tenant=tenant, request=request, now=START)
     assert not Node.objects.exists()
+
+
+def test_a_tenant_has_so_many_nodes_and_a_node_so_many_engine_names(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "NODES_PER_TENANT_MAX", 1)
+    monkeypatch.setattr(limits, "ENGINES_KNOWN_PER_NODE_MAX", 1)
+    an_engine(tenant)
+    with pytest.raises(FleetConflict, match="one node more than the 1"):
+        sync(tenant=tenant, request=heartbeat(agent_id="a-2", engines=[]), now=START)
+    with pytest.raises(FleetConflict, match="one more than the 1 names"):
+        sync(tenant=tenant, request=heartbeat(engines=[report("engine-1")]), now=START)
+    assert (Node.objects.count(), Engine.objects.count()) == (1, 1)
+
+
+def test_what_was_not_heard_of_for_so_long_is_forgotten_and_may_come_back(tenant: Tenant) -> None:
+    done = an_apply(an_engine(tenant))
+    Command.objects.filter(pk=done.pk).update(finished_at=START)
+    renamed = heartbeat(START + SECOND, engines=[report("engine-1")])
+    sync(tenant=tenant, request=renamed, now=START + SECOND)
+    assert prune(START) == 0
+    assert prune(START + SECOND) == 2  # the command and the engine under its old name
+    assert prune(START + 2 * SECOND) == 2
+    assert not Node.objects.exists()
+    back = START + timedelta(days=40)
+    sync(tenant=tenant, request=heartbeat(back), now=back)
+    again = an_apply(Engine.objects.get())
+    assert again.generation > done.generation
