@@ -1,4 +1,4 @@
-"""The `trimtab` command: up, demo, agent, engine, status, token, stop.
+"""The `trimtab` command: up, demo, agent, engine, status, token, channel, stop.
 
 Commands that touch telemetry go through the REST API: exactly one process owns the embedded store.
 """
@@ -65,6 +65,12 @@ def parser() -> argparse.ArgumentParser:
     token_.add_argument("--name", default="cli", help="what it is for; shown in lists")
     token_.add_argument("--prefix", help="revoke: the token's first characters, as listed")
     token_.add_argument("--tenant", default="default")
+    channel_ = add("channel", channel, "Say where messages about incidents go.")
+    channel_.add_argument("verb", choices=["add", "list", "remove"])
+    channel_.add_argument("--name", help="what people call it; one of its name per tenant")
+    channel_.add_argument("--url", help="add: where to POST, http or https")
+    channel_.add_argument("--kind", default="webhook", help="add: how (default: webhook)")
+    channel_.add_argument("--tenant", default="default")
     add("stop", stop, "End what `make run` started, and nothing else.")
     return top
 
@@ -203,15 +209,23 @@ def print_process(url: str, exposition: str) -> None:
     )
 
 
-def token(options: argparse.Namespace) -> None:
+def open_tenant(slug: str) -> Any:
+    """The tenant of that slug. Raises Stop naming those there are."""
     open_home()
-    from controlplane.accounts.models import Tenant, Token
-    from controlplane.accounts.services import token_create, token_revoke
+    from controlplane.accounts.models import Tenant
 
-    tenant = Tenant.objects.filter(slug=options.tenant).first()
+    tenant = Tenant.objects.filter(slug=slug).first()
     if tenant is None:
         known = ", ".join(Tenant.objects.values_list("slug", flat=True)) or "none yet: trimtab up"
-        raise Stop(f"--tenant {options.tenant!r} is not a tenant. Known: {known}")
+        raise Stop(f"--tenant {slug!r} is not a tenant. Known: {known}")
+    return tenant
+
+
+def token(options: argparse.Namespace) -> None:
+    tenant = open_tenant(options.tenant)
+    from controlplane.accounts.models import Token
+    from controlplane.accounts.services import token_create, token_revoke
+
     if options.verb == "create":
         made, secret = token_create(tenant=tenant, kind=options.kind, name=options.name)
         print(secret)
@@ -227,6 +241,58 @@ def token(options: argparse.Namespace) -> None:
             raise Stop(f"--prefix {options.prefix!r} names {len(rows)} live tokens; want one")
         token_revoke(token=rows[0])
         print(f"Revoked {rows[0].prefix}… ({rows[0].name}).")
+
+
+def channel(options: argparse.Namespace) -> None:
+    tenant = open_tenant(options.tenant)
+    from controlplane.alerts.models import Channel
+
+    channels = Channel.objects.filter(tenant=tenant).order_by("name")
+    if options.verb == "list":
+        for row in channels:
+            print(f"{row.name:<24}  {row.kind:<8}  {row.url}{'' if row.enabled else '  disabled'}")
+        return
+    if not options.name:
+        raise Stop(f"{options.verb} wants --name")
+    if options.verb == "remove":
+        if not channels.filter(name=options.name).exists():
+            known = ", ".join(row.name for row in channels) or "none"
+            raise Stop(f"--name {options.name!r} is no channel. Known: {known}")
+        channels.filter(name=options.name).delete()
+        print(f"Removed {options.name}, and what was still to be sent there.")
+        return
+    if known := channels.filter(name=options.name).first():
+        raise Stop(f"--name {known.name!r} is taken, for {known.url}; remove it first")
+    made = Channel(tenant=tenant, name=options.name, kind=options.kind, url=options.url or "")
+    channel_check(made)
+    made.save()
+    print(f"Messages about incidents go to {made.url} from now on.")
+
+
+def channel_check(made: Any) -> None:
+    """Raises Stop for a channel that could never deliver."""
+    from urllib.parse import urlsplit
+
+    from django.core.exceptions import ValidationError
+
+    from controlplane.alerts.channel import channels
+
+    if made.kind not in channels():
+        raise Stop(f"--kind {made.kind!r}: allowed: {', '.join(channels())}")
+    try:
+        parts = urlsplit(made.url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or len(made.url) > 500 or not made.url.isprintable():
+        raise Stop(
+            f"--url {made.url!r}: wanted: an http or https address of at most 500 characters"
+        )
+    try:
+        # Django's own check of addresses wants a dot in every host name.
+        made.full_clean(exclude=["url"])
+    except ValidationError as error:
+        raise Stop("; ".join(error.messages)) from None
 
 
 def stop(options: argparse.Namespace) -> None:

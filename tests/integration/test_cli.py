@@ -60,7 +60,7 @@ def test_stop_where_nothing_runs_says_so(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "Nothing of the demo was running.\n")
 
 
-@pytest.mark.parametrize("command", [["status"], ["token", "list"]])
+@pytest.mark.parametrize("command", [["status"], ["token", "list"], ["channel", "list"]])
 def test_before_the_first_start_a_command_says_how_to_make_one(
     tmp_path: Path, command: list[str]
 ) -> None:
