@@ -261,8 +261,8 @@ def channel(options: argparse.Namespace) -> None:
         channels.filter(name=options.name).delete()
         print(f"Removed {options.name}, and what was still to be sent there.")
         return
-    if known := channels.filter(name=options.name).first():
-        raise Stop(f"--name {known.name!r} is taken, for {known.url}; remove it first")
+    if taken := channels.filter(name=options.name).first():
+        raise Stop(f"--name {taken.name!r} is taken, for {taken.url}; remove it first")
     made = Channel(tenant=tenant, name=options.name, kind=options.kind, url=options.url or "")
     channel_check(made)
     made.save()
