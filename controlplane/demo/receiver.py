@@ -13,7 +13,10 @@ SEEN_MAX = 1_000
 
 
 class Receiver:
-    """Listens on 127.0.0.1:`port` (0 picks one) and calls `heard` once per delivery id."""
+    """Listens on 127.0.0.1:`port` (0 picks one) and calls `heard` once per delivery id.
+
+    A sender that was killed after posting posts again, with the same Trimtab-Delivery-Id.
+    """
 
     def __init__(self, port: int, heard: Callable[[dict[str, Any]], None]) -> None:
         seen: dict[str, None] = {}
@@ -32,12 +35,13 @@ class Receiver:
                     return
                 self.send_response(204)
                 self.end_headers()
-                delivery = self.headers.get("X-Trimtab-Delivery", "")
-                if delivery not in seen:
+                delivery = self.headers.get("Trimtab-Delivery-Id")
+                if delivery is None or delivery not in seen:
+                    heard(message)
+                if delivery is not None:
                     seen[delivery] = None
                     while len(seen) > SEEN_MAX:
                         seen.pop(next(iter(seen)))
-                    heard(message)
 
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing: the message itself is what the terminal shows."""

@@ -42,7 +42,7 @@ def test_a_message_delivered_twice_is_heard_once() -> None:
     try:
         for _ in range(2):
             answer = httpx.post(
-                receiver.url, json={"title": "late"}, headers={"X-Trimtab-Delivery": "7"}
+                receiver.url, json={"title": "late"}, headers={"Trimtab-Delivery-Id": "7"}
             )
             assert answer.status_code == 204
         assert httpx.post(receiver.url, content=b"{").status_code == 400
