@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Protocol
 
 Message = Mapping[str, Any]
+SEND_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Channel(Protocol):
     def label(self) -> str: ...
 
     def send(self, *, url: str, message: Message, delivery_id: str) -> Sent:
-        """Hand over one message; raises SendError. Takes at most a few seconds.
+        """Hand over one message; raises SendError. Takes at most SEND_WITHIN_S, whoever answers.
 
         `delivery_id` lets the receiver recognise a message it has seen (delivery is at least once).
         """

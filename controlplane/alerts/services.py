@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
 from django.db.models import F
 
-from controlplane.alerts.channel import SendError, channels
+from controlplane.alerts.channel import SEND_WITHIN_S, SendError, channels
 from controlplane.alerts.models import Channel, Delivery
 from controlplane.diagnosis.models import Incident
 
@@ -23,11 +26,14 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 10
 BATCH_MAX = 50
-LEASE = timedelta(seconds=30)
+# Above twice what a send may take, so that no row comes due while it is being sent.
+LEASE = timedelta(seconds=3 * SEND_WITHIN_S)
 BACKOFF_BASE_S = 2.0
 BACKOFF_CAP_S = 600.0
 RETRY_AFTER_MAX_S = 3600.0
 ERROR_CHARS_MAX = 300
+
+_one_sender_at_a_time = threading.Lock()
 
 
 def incident_tell(
@@ -74,11 +80,25 @@ def incident_tell(
     return made
 
 
-def deliver_due(now: datetime) -> int:
-    """Sends what is due, oldest first, at most BATCH_MAX; returns how many were taken."""
-    due = Delivery.objects.filter(state=Delivery.State.PENDING, next_try_at__lte=now)
-    rows = due.select_related("channel").order_by("next_try_at")[:BATCH_MAX]
-    return sum(_deliver(delivery, now) for delivery in rows if _lease(delivery, now))
+def deliver_due(now: datetime, elapsed_s: Callable[[], float] = time.monotonic) -> int:
+    """Sends what is due, oldest first, at most BATCH_MAX; returns how many were taken.
+
+    Does nothing while another call of this process sends: slow receivers hold one thread, not all.
+    Later rows are leased later than `now`, by what `elapsed_s` has moved on.
+    """
+    if not _one_sender_at_a_time.acquire(blocking=False):
+        return 0
+    try:
+        began = elapsed_s()
+
+        def clock() -> datetime:
+            return now + timedelta(seconds=elapsed_s() - began)
+
+        due = Delivery.objects.filter(state=Delivery.State.PENDING, next_try_at__lte=now)
+        rows = due.select_related("channel").order_by("next_try_at")[:BATCH_MAX]
+        return sum(_deliver(row, clock) for row in rows if _lease(row, clock()))
+    finally:
+        _one_sender_at_a_time.release()
 
 
 def backoff_s(attempts: int, retry_after_s: float | None) -> float:
@@ -101,7 +121,7 @@ def _lease(delivery: Delivery, now: datetime) -> bool:
     return taken
 
 
-def _deliver(delivery: Delivery, now: datetime) -> bool:
+def _deliver(delivery: Delivery, clock: Callable[[], datetime]) -> bool:
     """Sends one leased row and writes down what came of it; whether it was taken."""
     try:
         kind = channels().get(delivery.channel.kind)
@@ -114,13 +134,13 @@ def _deliver(delivery: Delivery, now: datetime) -> bool:
             url=delivery.channel.url, message=delivery.message, delivery_id=str(delivery.pk)
         )
     except SendError as error:
-        _failed(delivery, error, now)
+        _failed(delivery, error, clock())
         return False
     except Exception as error:  # a channel's own mistake must not stop the others
         log.exception("delivery %s: channel %s broke", delivery.pk, delivery.channel)
-        _failed(delivery, SendError(f"{type(error).__name__}: {error}", permanent=False), now)
+        _failed(delivery, SendError(f"{type(error).__name__}: {error}", permanent=False), clock())
         return False
-    delivery.state, delivery.sent_at = Delivery.State.SENT, now
+    delivery.state, delivery.sent_at = Delivery.State.SENT, clock()
     delivery.last_status, delivery.last_error = sent.status, ""
     _save(delivery)
     log.info("delivery %s: taken by %s", delivery.pk, delivery.channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -10,7 +11,7 @@ import httpx
 
 from controlplane.alerts.channel import Message, SendError, Sent
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # for all of it: an answer that comes a byte a second does not come
 MESSAGE_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 4 * 1024
 # 408 and 429 are the two 4xx that pass (RFC 9110 15.5.9, RFC 6585 4).
@@ -37,8 +38,8 @@ class Webhook:
             "Trimtab-Delivery-Id": delivery_id,
         }
         try:
-            return _post(url, body, headers)
-        except httpx.TimeoutException:
+            return asyncio.run(asyncio.wait_for(_post(url, body, headers), TIMEOUT_S))
+        except (TimeoutError, httpx.TimeoutException):
             raise SendError(f"no answer within {TIMEOUT_S:g} s", permanent=False) from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise SendError(f"address {url!r}: {error}", permanent=True) from None
@@ -46,10 +47,11 @@ class Webhook:
             raise SendError(f"{type(error).__name__}: {error}", permanent=False) from None
 
 
-def _post(url: str, body: bytes, headers: dict[str, str]) -> Sent:
+async def _post(url: str, body: bytes, headers: dict[str, str]) -> Sent:
+    # Asynchronous, because a deadline for the whole needs something that can be cancelled.
     # trust_env: a proxy or netrc of the environment has no say in where messages go.
-    with (
-        httpx.Client(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False) as client,
+    async with (
+        httpx.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False) as client,
         client.stream("POST", url, content=body, headers=headers) as response,
     ):
         status = response.status_code
@@ -58,7 +60,7 @@ def _post(url: str, body: bytes, headers: dict[str, str]) -> Sent:
         if response.is_redirect:
             where = response.headers.get("Location", "elsewhere")
             raise SendError(f"redirected to {where}, not followed", permanent=True, status=status)
-        words = _beginning(response)
+        words = await _beginning(response)
         raise SendError(
             f"HTTP {status}: {words}" if words else f"HTTP {status}",
             permanent=400 <= status < 500 and status not in PASSING,
@@ -67,10 +69,10 @@ def _post(url: str, body: bytes, headers: dict[str, str]) -> Sent:
         )
 
 
-def _beginning(response: httpx.Response) -> str:
+async def _beginning(response: httpx.Response) -> str:
     """The first words of an answer, without reading more than ANSWER_BYTES_MAX of it."""
     got = b""
-    for chunk in response.iter_bytes(ANSWER_BYTES_MAX):
+    async for chunk in response.aiter_bytes(ANSWER_BYTES_MAX):
         got += chunk
         if len(got) >= ANSWER_BYTES_MAX:
             break
@@ -81,11 +83,11 @@ def retry_after_s(header: str | None) -> float | None:
     """Seconds to wait: a number or an HTTP date (RFC 9110 10.2.3); None when there is neither."""
     if not header:
         return None
-    if header.strip().isdigit():
+    if header.strip().isdecimal():
         return float(header)
     try:
         at = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return max(0.0, (at - datetime.now(UTC)).total_seconds())

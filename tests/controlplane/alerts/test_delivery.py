@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +17,10 @@ import pytest
 
 from controlplane.accounts.models import Tenant
 from controlplane.alerts import services
-from controlplane.alerts.channel import SendError
+from controlplane.alerts.channel import SendError, Sent
 from controlplane.alerts.channels import webhook
 from controlplane.alerts.models import Channel, Delivery
-from controlplane.alerts.services import deliver_due, incident_tell
+from controlplane.alerts.services import incident_tell
 from controlplane.diagnosis.models import Incident
 from slo.models import Objective
 
@@ -98,6 +100,11 @@ def tell(incident: Incident, now: datetime = NOW) -> list[Delivery]:
         incident=incident, title="TTFT is bad", text="TTFT p99 is 1.24 s because …", now=now,
         engine="engine-0", cause="running cap too small", action="raises it",
     )  # fmt: skip
+
+
+def deliver_due(now: datetime) -> int:
+    """In a time that stands still while it is sent."""
+    return services.deliver_due(now, lambda: 0.0)
 
 
 def channel(incident: Incident, url: str, name: str = "chat", **more: Any) -> Channel:
@@ -209,6 +216,60 @@ def test_a_silent_receiver_is_tried_again(
     delivery.refresh_from_db()
     assert delivery.state == Delivery.State.PENDING
     assert delivery.last_error == "no answer within 0.1 s"
+
+
+def test_an_answer_that_drips_is_no_answer(
+    incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read is quick, the whole is not."""
+    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_drip, args=(server,), daemon=True).start()
+        channel(incident, f"http://127.0.0.1:{server.getsockname()[1]}/")
+        (delivery,) = tell(incident)
+        began = time.monotonic()
+        assert deliver_due(NOW) == 0
+        assert time.monotonic() - began < 3, "20 bytes at 0.2 s each are 4 s"
+    delivery.refresh_from_db()
+    assert delivery.last_error == "no answer within 0.3 s"
+
+
+def _drip(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection, contextlib.suppress(OSError):
+        for byte in b"HTTP/1.1 200 OK\r\nX: ":
+            connection.sendall(bytes([byte]))
+            time.sleep(0.2)
+
+
+def test_rows_sent_late_are_leased_late_and_one_call_sends_at_a_time(
+    incident: Incident, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve slow posts: nothing comes due again meanwhile, for this process or another."""
+    for n in range(12):
+        channel(incident, "http://127.0.0.1:1/", f"c{n}")
+    tell(incident)
+    seconds, posts = 0.0, []
+
+    class Slow:
+        def send(self, *, delivery_id: str, **_: Any) -> Sent:
+            nonlocal seconds
+            posts.append(delivery_id)
+            seconds += 4.9
+            at = NOW + timedelta(seconds=seconds)
+            assert services.deliver_due(at) == 0, "another beat, another thread"
+            row = Delivery.objects.get(pk=delivery_id)
+            assert not row.next_try_at <= at, "another process would take it"
+            return Sent(200)
+
+    monkeypatch.setattr(services, "channels", lambda: {"webhook": Slow()})
+    assert services.deliver_due(NOW, lambda: seconds) == 12
+    assert len(set(posts)) == len(posts) == 12
+
+
+@pytest.mark.parametrize("header", ["²", "soon", "-1", "Mon, 01 Jan 99999 00:00:00 GMT"])
+def test_a_strange_retry_after_is_no_retry_after(header: str) -> None:
+    assert webhook.retry_after_s(header) is None
 
 
 def test_a_receiver_that_is_not_there_gives_up_after_ten_tries(incident: Incident) -> None:
