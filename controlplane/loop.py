@@ -16,8 +16,8 @@ from controlplane.actions.selectors import acted_at, actions_of, sentence
 from controlplane.actions.services import action_propose, actions_reconcile
 from controlplane.alerts.services import incident_tell
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.selectors import diagnosis_due, diagnosis_of, incidents_open, story
-from controlplane.diagnosis.services import incident_explain, incident_update
+from controlplane.diagnosis.selectors import diagnosis_due, incidents_open, story, story_due
+from controlplane.diagnosis.services import incident_explain, incident_update, incidents_lapse
 from controlplane.diagnosis.staging import engine_of
 from controlplane.fleet.selectors import engines_of
 from slo.services import objectives_judge
@@ -48,6 +48,7 @@ def steer(tenant: Tenant, reader: Reader, now: datetime) -> None:
     names = [engine.name for engine in engines_of(tenant)]
     for judgement in objectives_judge(tenant=tenant, reader=reader, now=now, engines=names):
         incident_update(judgement=judgement, now=now)
+    incidents_lapse(tenant=tenant, now=now)
 
     # Verify: what became of the changes under way? This may free an engine for the next one.
     actions_reconcile(tenant=tenant, reader=reader, now=now)
@@ -81,8 +82,8 @@ def explain_and_act(incident: Incident, reader: Reader, now: datetime) -> None:
 
 
 def tell(incident: Incident, now: datetime) -> None:
-    """One message per channel, once there is an explanation to give."""
-    if diagnosis_of(incident) is None:
+    """One message per channel, once there is an explanation to give, or none to be had."""
+    if not story_due(incident, now=now):
         return
     told, action = story(incident), next(reversed(actions_of(incident)), None)
     doing = sentence(action) if action else told.no_action

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -14,7 +15,9 @@ from slo.models import Objective
 class Incident(models.Model):
     """One thing going wrong for one objective in one scope (an engine's name, or "" for all).
 
-    `bad_since` is the start of the first bad control window, `opened_at` when it was seen.
+    `bad_since` is the start of the first bad control window, `opened_at` when it was seen;
+    `bad_again_since` is the former for the newest reopening. `lapsed` says why an incident was
+    closed without having been seen to end; empty otherwise.
     """
 
     class State(models.TextChoices):
@@ -28,8 +31,10 @@ class Incident(models.Model):
     state = models.CharField(max_length=10, choices=State.choices, default=State.OPEN)
     trigger = models.CharField(max_length=60)
     bad_since = models.DateTimeField()
+    bad_again_since = models.DateTimeField(null=True, blank=True)
     opened_at = models.DateTimeField()
     closed_at = models.DateTimeField(null=True, blank=True)
+    lapsed = models.CharField(max_length=100, blank=True)
     reopened = models.PositiveIntegerField(default=0)
     good_windows = models.PositiveSmallIntegerField(default=0)
     bad_events = models.FloatField(default=0)
@@ -48,6 +53,11 @@ class Incident(models.Model):
 
     def __str__(self) -> str:
         return f"{self.objective} on {self.scope or self.objective.service}"
+
+    @property
+    def run_since(self) -> datetime:
+        """When the run of bad windows that is open now began."""
+        return self.bad_again_since or self.bad_since
 
 
 class Diagnosis(models.Model):

@@ -94,6 +94,15 @@ def diagnosis_due(incident: Incident, *, now: datetime, acted_at: datetime | Non
     return now >= last.made_at + timedelta(seconds=wait_s)
 
 
+def story_due(incident: Incident, *, now: datetime) -> bool:
+    """Whether people are to be told: once explained, and unexplained after two windows.
+
+    An explanation that fails is no reason to keep quiet about what it should explain.
+    """
+    wait = timedelta(seconds=2 * settings.TRIMTAB_CONTROL_WINDOW_S)
+    return diagnosis_of(incident) is not None or now > incident.opened_at + wait
+
+
 def cause_label(slug: str) -> str:
     """The translated label of a cause."""
     return _(contract.label(slug))
@@ -138,7 +147,7 @@ def _incidents(tenant: Tenant) -> QuerySet[Incident]:
 
 def _what(incident: Incident) -> str:
     since = timezone.localtime(incident.bad_since)
-    return _(
+    what = _(
         "%(bad)s of %(total)s requests missed “%(objective)s” on %(scope)s since %(since)s"
     ) % {
         "bad": f"{incident.bad_events:,.0f}",
@@ -147,6 +156,7 @@ def _what(incident: Incident) -> str:
         "scope": incident.scope or incident.objective.service,
         "since": f"{since:%H:%M:%S}",
     }
+    return f"{what}, {_(incident.lapsed)}" if incident.lapsed else what
 
 
 def _numbers(incident: Incident) -> dict[str, Any]:

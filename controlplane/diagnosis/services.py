@@ -16,7 +16,9 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import F, Sum
 from django.db.models.functions import Greatest
+from django.utils.translation import gettext_noop
 
+from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.cause import SCORE_MIN, UNKNOWN, Finding, causes
 from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
 from controlplane.diagnosis.scene import Scene
@@ -31,6 +33,10 @@ log = logging.getLogger(__name__)
 BAD_WINDOWS_TO_OPEN = 2
 GOOD_WINDOWS_TO_CLOSE = 4
 REOPEN_WITHIN = timedelta(minutes=10)
+COVER_WINDOWS = 4
+LAPSE_AFTER = timedelta(hours=1)
+LAPSED_OFF = gettext_noop("until the objective was switched off")
+LAPSED_UNMEASURED = gettext_noop("and for an hour nothing was measured there")
 TAIL_WINDOWS_MAX = 40
 FAST_BURN = "fast burn"
 # One-sided 5 %: a window is good when so many bad events are no surprise under a kept promise.
@@ -43,20 +49,45 @@ def incident_update(*, judgement: Judgement, now: datetime) -> Incident | None:
     Opens on two bad windows in a row, or on a firing burn pair while the last two windows are not
     good (a pair looks back minutes and would reopen what has just been put right). One thing has
     one incident: scope "" is covered by an engine's incident of the objective, and the reverse.
-    Windows without a signal neither open nor close. Returns the incident when there is one.
+    Windows without a signal neither open nor close. A window that came late opens as it would have
+    in time, and an open incident is followed from the newest window whichever was judged. Returns
+    the incident when there is one.
     """
-    tail = _tail(judgement)
     incident = Incident.objects.filter(
         objective=judgement.objective, scope=judgement.scope, state=Incident.State.OPEN
     ).first()
     if incident is not None:
-        return _follow(incident, tail, now)
+        return _follow(incident, now)
     if not judgement.fresh or judgement.signal != Signal.OK:
         return None
+    tail = _tail(judgement.objective, judgement.scope, until=judgement.window_end)
     trigger = _trigger(judgement, tail)
     if trigger is None or _covered(judgement):
         return None
     return _open(judgement.objective, judgement.scope, trigger, tail, now)
+
+
+def incidents_lapse(*, tenant: Tenant, now: datetime) -> list[Incident]:
+    """Closes the incidents nobody will see the end of; returns them.
+
+    Their objective was switched off, or nothing was measured in their scope for an hour: an engine
+    that is gone, an objective that counts something else now.
+    """
+    lapsed = []
+    for incident in Incident.objects.filter(
+        tenant=tenant, state=Incident.State.OPEN
+    ).select_related("objective"):
+        if not incident.objective.enabled:
+            incident.lapsed = LAPSED_OFF
+        elif not _measured_since(incident, max(incident.run_since, now - LAPSE_AFTER)):
+            incident.lapsed = LAPSED_UNMEASURED
+        else:
+            continue
+        incident.state, incident.closed_at = Incident.State.CLOSED, now
+        incident.save(update_fields=["lapsed", "state", "closed_at", "updated_at"])
+        log.info("incident lapsed: %s, %s", incident, incident.lapsed)
+        lapsed.append(incident)
+    return lapsed
 
 
 def window_is_good(counts: Counts, target: float) -> bool:
@@ -172,14 +203,21 @@ SPAN_MEASURE = {
 }
 
 
-def _tail(judgement: Judgement) -> list[Reading]:
-    """The newest readings up to the judged window, newest first."""
-    rows = Reading.objects.filter(
-        objective=judgement.objective,
-        scope=judgement.scope,
-        window_end__lte=judgement.window_end,
-    )
+def _tail(objective: Objective, scope: str, *, until: datetime | None = None) -> list[Reading]:
+    """The newest readings, newest first; those up to a window's end if one is given."""
+    rows = Reading.objects.filter(objective=objective, scope=scope)
+    if until is not None:
+        rows = rows.filter(window_end__lte=until)
     return list(rows.order_by("-window_end")[:TAIL_WINDOWS_MAX])
+
+
+def _measured_since(incident: Incident, at: datetime) -> bool:
+    return Reading.objects.filter(
+        objective=incident.objective,
+        scope=incident.scope,
+        window_end__gt=at,
+        signal__in=(Signal.OK, Signal.NO_TRAFFIC),
+    ).exists()
 
 
 def _counts(reading: Reading) -> Counts:
@@ -230,21 +268,27 @@ def _trigger(judgement: Judgement, tail: Sequence[Reading]) -> str | None:
 
 
 def _covered(judgement: Judgement) -> bool:
+    """Whether an open incident tells of it already. One that is blind covers nothing."""
+    lately = judgement.window_end - timedelta(seconds=COVER_WINDOWS * judgement.window_s)
     open_ones = Incident.objects.filter(objective=judgement.objective, state=Incident.State.OPEN)
     if judgement.scope:
         open_ones = open_ones.filter(scope="")
-    return open_ones.exists()
+    return any(_measured_since(incident, lately) for incident in open_ones)
 
 
 def _open(
     objective: Objective, scope: str, trigger: str, tail: Sequence[Reading], now: datetime
 ) -> Incident | None:
+    closed = _closed_lately(objective, scope, now)
+    over_at = closed.closed_at if closed else None
+    if over_at is not None and over_at >= tail[0].window_end:
+        return None  # a window from before the end of what is over
     run = (_bad_run if trigger == FAST_BURN else _ungood_run)(tail, objective)
     first = run[-1]
     bad_since = first.window_end - timedelta(seconds=first.window_s)
     try:
         with transaction.atomic():
-            incident = _reopened(objective, scope, now) or Incident.objects.create(
+            incident = _reopen(closed, bad_since) or Incident.objects.create(
                 tenant_id=objective.tenant_id,
                 objective=objective,
                 scope=scope,
@@ -261,18 +305,20 @@ def _open(
     return incident
 
 
-def _reopened(objective: Objective, scope: str, now: datetime) -> Incident | None:
-    closed = (
-        Incident.objects.filter(
-            objective=objective, scope=scope, closed_at__gte=now - REOPEN_WITHIN
-        )
-        .order_by("-closed_at")
-        .first()
+def _closed_lately(objective: Objective, scope: str, now: datetime) -> Incident | None:
+    rows = Incident.objects.filter(
+        objective=objective, scope=scope, closed_at__gte=now - REOPEN_WITHIN
     )
+    return rows.order_by("-closed_at").first()
+
+
+def _reopen(closed: Incident | None, bad_since: datetime) -> Incident | None:
     if closed is None:
         return None
     closed.state = Incident.State.OPEN
     closed.closed_at = None
+    closed.lapsed = ""
+    closed.bad_again_since = bad_since
     closed.good_windows = 0
     closed.reopened = F("reopened") + 1
     closed.save()
@@ -280,11 +326,11 @@ def _reopened(objective: Objective, scope: str, now: datetime) -> Incident | Non
     return closed
 
 
-def _follow(incident: Incident, tail: Sequence[Reading], now: datetime) -> Incident:
+def _follow(incident: Incident, now: datetime) -> Incident:
     """Counts the good windows in a row; those without a signal are not in the row."""
     good = 0
-    for reading in tail:
-        if reading.window_end <= incident.bad_since or good == GOOD_WINDOWS_TO_CLOSE:
+    for reading in _tail(incident.objective, incident.scope):
+        if reading.window_end <= incident.run_since or good == GOOD_WINDOWS_TO_CLOSE:
             break
         if reading.signal != Signal.OK:
             continue

@@ -19,7 +19,7 @@ REFERENCE_WINDOWS_MAX = 20
 def engine_of(incident: Incident) -> Engine | None:
     """The engine an incident is about: its scope, the service's only one, else the worst one.
 
-    Worst: most bad events since the incident began. None when no agent reads such an engine.
+    Worst: most bad events since it became bad. None when no agent reads such an engine.
     """
     engines = engines_of(incident.tenant, service=incident.objective.service)
     if incident.scope:
@@ -28,7 +28,7 @@ def engine_of(incident: Incident) -> Engine | None:
         return next(iter(engines), None)
     bad: dict[str, float] = {}
     rows = Reading.objects.filter(
-        objective=incident.objective, window_end__gt=incident.bad_since
+        objective=incident.objective, window_end__gt=incident.run_since
     ).exclude(scope="")
     for reading in rows:
         bad[reading.scope] = bad.get(reading.scope, 0) + max(0.0, reading.total - reading.good)
@@ -42,20 +42,16 @@ def scene_of(*, incident: Incident, reader: Reader, now: datetime) -> Scene | No
         .order_by("-window_end")
         .first()
     )
-    if newest is None or newest.window_end <= incident.bad_since:
+    if newest is None or newest.window_end <= incident.run_since:
         return None
     window = timedelta(seconds=newest.window_s)
     engine = _engine_facts(incident)
-    past = Grid(
-        incident.bad_since - (REFERENCE_WINDOWS_MAX + 1) * window,
-        newest.window_end,
-        newest.window_s,
-        windows_max=100_000,
-    )
-    end = newest.window_end
-    recent = Grid(max(past.start, end - 2 * INCIDENT_WINDOWS_MAX * window), end, newest.window_s)
+    # The window before the first bad one is the onset: neither before nor during.
+    onset, end = incident.bad_since - window, newest.window_end
+    past = onset - REFERENCE_WINDOWS_MAX * window
+    recent = Grid(max(past, end - 2 * INCIDENT_WINDOWS_MAX * window), end, newest.window_s)
     changes = _changes(reader, engine, recent)
-    start = max(incident.bad_since, end - INCIDENT_WINDOWS_MAX * window)
+    start = max(incident.run_since, end - INCIDENT_WINDOWS_MAX * window)
     if changes:
         # What was true under other settings explains nothing now; the window of the change is
         # half old, so the first whole one after it starts the scene.
@@ -65,10 +61,9 @@ def scene_of(*, incident: Incident, reader: Reader, now: datetime) -> Scene | No
         now=now,
         engine=engine,
         objective=objective_facts(incident.objective),
-        bad_since=incident.bad_since,
+        bad_since=incident.run_since,
         incident=Grid(start, end, newest.window_s),
-        # The window before the first bad one is the onset: neither before nor during.
-        reference=Grid(past.start, incident.bad_since - window, newest.window_s),
+        reference=Grid(past, onset, newest.window_s),
         changes=changes,
     )
 

@@ -8,11 +8,14 @@ import pytest
 
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.services import incident_update, window_is_good
+from controlplane.diagnosis.selectors import story as tell
+from controlplane.diagnosis.services import incident_update, incidents_lapse, window_is_good
+from controlplane.diagnosis.staging import scene_of
 from slo.budget import Counts, window_is_bad
 from slo.burn import PairState
 from slo.models import Objective, Reading
 from slo.services import Judgement
+from tests.controlplane.plant import MemoryReader
 from tracing.types import Signal
 
 pytestmark = pytest.mark.django_db
@@ -50,6 +53,7 @@ class Story:
         same_window: bool = False,
         firing: bool = False,
         fresh: bool = True,
+        now: datetime | None = None,
     ) -> Incident | None:
         self.window += not same_window
         end = START + timedelta(seconds=WINDOW_S * self.window)
@@ -82,7 +86,7 @@ class Story:
             if scope == ""
             else (),
         )
-        return incident_update(judgement=judgement, now=self.now())
+        return incident_update(judgement=judgement, now=now or self.now())
 
 
 def test_two_bad_windows_in_a_row_open_one_incident_since_the_first() -> None:
@@ -210,6 +214,101 @@ def test_the_service_is_covered_by_its_engines_incident_and_the_reverse() -> Non
     assert story.judge(80, scope="") is not None
     story.judge(80)
     assert story.judge(80) is None
+
+
+def test_a_reopened_incident_is_followed_from_its_newest_window() -> None:
+    """Late events amend a good window of before; the newest still misses the promise."""
+    story, incident = _closed()
+    story.judge(80)
+    story.judge(80)
+    newest = story.window
+    story.window = 6  # the last of the four good ones
+    again = story.judge(0, 102, same_window=True, fresh=False)
+    assert again is not None
+    assert again.pk == incident.pk
+    assert (again.state, again.good_windows) == (Incident.State.OPEN, 0)
+    story.window = newest
+    again = story.judge(20)
+    assert again is not None
+    assert again.state == Incident.State.OPEN
+    assert again.bad_again_since == START + timedelta(seconds=6 * WINDOW_S)
+    assert again.run_since > again.bad_since
+
+
+def test_a_window_that_comes_late_opens_as_in_time() -> None:
+    """Two windows later: those after it were judged, and nothing was measured in them yet."""
+    story = Story()
+    for _ in range(4):
+        story.judge(0, 0, signal=Signal.STALE)
+    incident = None
+    for window in (1, 2):
+        story.window = window
+        incident = story.judge(80, same_window=True)
+    assert incident is not None
+    assert incident.state == Incident.State.OPEN
+
+
+def test_what_is_over_is_not_opened_by_windows_from_before_its_end() -> None:
+    """All of an outage arrives at once, after it: one incident, over, and not again and again."""
+    story = Story()
+    told = [80.0] * 6 + [0.0] * 5
+    for bad in told:
+        story.judge(bad, fresh=False)
+    now = story.now()
+    for window, bad in enumerate(told, start=1):
+        story.window = window
+        story.judge(bad, same_window=True, now=now)
+    incident = Incident.objects.get()
+    assert (incident.state, incident.reopened) == (Incident.State.CLOSED, 0)
+    assert incident.bad_events == 480
+
+
+def test_an_incident_nobody_measures_any_more_lapses_and_says_so() -> None:
+    story = Story()
+    story.judge(80)
+    incident = story.judge(80)
+    assert incident is not None
+    hour = timedelta(hours=1)
+    assert incidents_lapse(tenant=story.tenant, now=story.now() + hour - timedelta(minutes=1)) == []
+    assert incidents_lapse(tenant=story.tenant, now=story.now() + hour) == [incident]
+    incident.refresh_from_db()
+    assert incident.state == Incident.State.CLOSED
+    assert tell(incident).what.endswith("00:00:00, and for an hour nothing was measured there")
+
+
+def test_an_incident_of_an_objective_that_was_switched_off_lapses() -> None:
+    story = Story()
+    story.judge(80)
+    incident = story.judge(80)
+    Objective.objects.update(enabled=False)
+    assert incidents_lapse(tenant=story.tenant, now=story.now()) == [incident]
+    assert "until the objective was switched off" in tell(Incident.objects.get()).what
+
+
+def test_an_engine_nobody_hears_does_not_cover_for_the_service() -> None:
+    story = Story()
+    story.judge(80)
+    assert story.judge(80) is not None
+    for _ in range(3):
+        story.judge(0, 0, signal=Signal.STALE)
+        assert story.judge(80, scope="", same_window=True) is None, "it was heard a moment ago"
+    for _ in range(3):
+        story.judge(0, 0, signal=Signal.STALE)
+        incident = story.judge(80, scope="", same_window=True)
+    assert incident is not None
+    assert incident.scope == ""
+
+
+def test_an_incident_of_weeks_is_still_explained() -> None:
+    story = Story()
+    story.judge(80)
+    incident = story.judge(80)
+    assert incident is not None
+    story.window += 110_000
+    story.judge(80)
+    scene = scene_of(incident=incident, reader=MemoryReader(), now=story.now())
+    assert scene is not None
+    assert scene.incident.count == 20
 
 
 def test_a_burn_pair_opens_only_while_windows_are_not_good() -> None:
