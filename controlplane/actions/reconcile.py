@@ -24,6 +24,7 @@ from controlplane.actions import verify
 from controlplane.actions.ledger import note, transition
 from controlplane.actions.models import Action, State, Verdict
 from controlplane.actions.trial import judge
+from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Command
 from controlplane.fleet.selectors import commands_of, engine_state
 from controlplane.fleet.services import command_create
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 AUTOPILOT = "autopilot"
 AGENT = "agent"
 ANSWER_WITHIN = timedelta(seconds=15)  # after the deadline, for a result that is on its way
-SILENCE_MAX = timedelta(minutes=10)  # of a reachable engine's agent about a revert
+SILENCE_MAX = timedelta(minutes=10)  # of an agent that is asked to commit or to revert
 FAILURES_MAX = 3
 FAILURES_WITHIN = timedelta(hours=1)
 FAILED_STATES = (State.FAILED, State.ROLLED_BACK, State.ROLLBACK_FAILED)
@@ -61,6 +62,22 @@ class Facts:
 
     def move(self, to: str, reason: str, actor: str = AUTOPILOT, **columns: Any) -> bool:
         return transition(self.action, to, actor=actor, reason=reason, at=self.now, **columns)
+
+    def end(self, to: str, why: str, actor: str = AUTOPILOT) -> bool:
+        """Ends an action that changed nothing; why is what the story tells of it."""
+        return self.move(to, why, actor, outcome=self.action.outcome | {"sentence": why})
+
+    def given_up(self, since: datetime) -> str:
+        """Why nothing is waited for any longer after `since`; empty while an answer may come.
+
+        An engine that is away gets as long again as its agent may take to undo it alone.
+        """
+        engine = self.action.engine
+        if self.now > since and engine_state(engine, self.now) == "ok":
+            return "the agent does not answer"
+        if self.now > since + timedelta(seconds=self.action.ttl_s):
+            return f"{engine.name} is gone, and its agent undoes alone what was not confirmed"
+        return ""
 
 
 def reconcile(action: Action, *, reader: Reader, now: datetime) -> bool:
@@ -88,25 +105,40 @@ def autopilot_refuses(action: Action, now: datetime) -> str:
 
 
 def _proposed(facts: Facts) -> bool:
-    refusal = autopilot_refuses(facts.action, facts.now)
+    """A proposal that waits for a person stands as long as it makes sense."""
+    if autopilot_refuses(facts.action, facts.now):
+        overtaken = _overtaken(facts.action)
+        return bool(overtaken) and facts.end(State.REJECTED, overtaken)
     if facts.now > facts.action.deadline:
-        return facts.move(State.EXPIRED, refusal or "not approved in time")
-    if refusal:
-        return False
+        return facts.end(State.EXPIRED, "it was not approved in time")
     return facts.move(State.APPROVED, "within its bounds; autopilot is on")
+
+
+def _overtaken(action: Action) -> str:
+    """What has made a standing proposal pointless; empty when nothing has."""
+    incident = action.incident
+    if incident is None or incident.state == Incident.State.CLOSED:
+        return "the incident is over without it"
+    return _changed_meanwhile(action)
+
+
+def _changed_meanwhile(action: Action) -> str:
+    action.engine.refresh_from_db()
+    version = action.engine.config_version
+    if version == action.expected_config_version:
+        return ""
+    return (
+        "someone changed the engine's configuration meanwhile "
+        f"(version {version}, not {action.expected_config_version})"
+    )
 
 
 def _approved(facts: Facts) -> bool:
     action = facts.action
     if facts.now > action.deadline:
-        return facts.move(State.EXPIRED, "the engine could not be reached in time")
-    action.engine.refresh_from_db()
-    if action.engine.config_version != action.expected_config_version:
-        return facts.move(
-            State.REJECTED,
-            f"the engine's configuration is at version {action.engine.config_version}, "
-            f"not {action.expected_config_version}: someone changed it",
-        )
+        return facts.end(State.EXPIRED, "the engine could not be reached in time")
+    if changed := _changed_meanwhile(action):
+        return facts.end(State.REJECTED, changed)
     if engine_state(action.engine, facts.now) != "ok":
         return False
     with transaction.atomic():
@@ -137,14 +169,14 @@ def _dispatched(facts: Facts) -> bool:
         )
     if word == CommandState.REJECTED:
         late = reason.startswith("expired")
-        return facts.move(State.EXPIRED if late else State.FAILED, reason, AGENT)
+        return facts.end(State.EXPIRED if late else State.FAILED, reason, AGENT)
     if word == CommandState.FAILED:
-        return facts.move(State.FAILED, reason, AGENT)
+        return facts.end(State.FAILED, reason, AGENT)
     if word == CommandState.REVERTED:
         return _undone_by_agent(facts)
     if facts.now > action.deadline + ANSWER_WITHIN:
         if not command.offers:
-            return facts.move(State.EXPIRED, "the agent did not fetch it in time")
+            return facts.end(State.EXPIRED, "the agent did not fetch it in time")
         return _revert(facts, "no answer from the agent: undone, in case it was applied")
     if word and action.state == State.DISPATCHED:
         return facts.move(State.ACKNOWLEDGED, f"the agent says {word}", AGENT)
@@ -170,9 +202,9 @@ def _verifying(facts: Facts) -> bool:
         why = f"the agent did not confirm it: {facts.reason(CommandKind.COMMIT)}"
         return _revert(facts, why, verdict=Verdict.EXPIRED)
     assert action.applied_at is not None
-    overdue = action.applied_at + timedelta(seconds=action.ttl_s) + SILENCE_MAX
-    if facts.now > overdue and engine_state(action.engine, facts.now) == "ok":
-        return _revert(facts, "no answer to the commit", verdict=Verdict.EXPIRED)
+    silent = facts.given_up(action.applied_at + timedelta(seconds=action.ttl_s) + SILENCE_MAX)
+    if silent:
+        return _revert(facts, f"it was not confirmed: {silent}", verdict=Verdict.EXPIRED)
     return False
 
 
@@ -206,9 +238,11 @@ def _rolling_back(facts: Facts) -> bool:
             return facts.move(State.ROLLBACK_FAILED, reason, AGENT)
         return facts.move(State.ROLLED_BACK, f"nothing had been applied: {reason}", AGENT)
     asked = facts.commands.get(CommandKind.REVERT)
-    silent = asked is not None and facts.now > asked.created_at + SILENCE_MAX
-    if silent and engine_state(facts.action.engine, facts.now) == "ok":
-        return facts.move(State.ROLLBACK_FAILED, "the agent does not answer the revert")
+    silent = facts.given_up(asked.deadline) if asked is not None else ""
+    if silent:
+        told = f"{facts.action.outcome.get('sentence', '')}; {silent}"
+        outcome = facts.action.outcome | {"sentence": told}
+        return facts.move(State.ROLLBACK_FAILED, silent, outcome=outcome)
     return False
 
 

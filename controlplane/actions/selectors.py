@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime
-from uuid import UUID
 
 from django.db.models import Max, QuerySet
 from django.utils.translation import gettext as _
@@ -36,11 +35,6 @@ def actions_recent(tenant: Tenant, limit: int = 50) -> list[Action]:
     return list(_actions(tenant)[: min(limit, RECENT_MAX)])
 
 
-def action_get(tenant: Tenant, action_id: UUID | str) -> Action:
-    """Raises Action.DoesNotExist; another tenant's action does not exist."""
-    return _actions(tenant).get(pk=action_id)
-
-
 def acted_at(incident: Incident) -> datetime | None:
     """When the incident's newest action ended, None while there is none."""
     ended: datetime | None = incident.actions.aggregate(at=Max("ended_at"))["at"]
@@ -69,7 +63,7 @@ OUTCOME_WORDS: dict[str, str] = {
     State.VERIFYING: gettext_noop("Changed %(steps)s on %(engine)s, now checking"),
     State.VERIFIED: gettext_noop("Kept %(steps)s on %(engine)s"),
     State.REJECTED: gettext_noop("Did not change %(steps)s on %(engine)s"),
-    State.EXPIRED: gettext_noop("Did not change %(steps)s on %(engine)s in time"),
+    State.EXPIRED: gettext_noop("Did not change %(steps)s on %(engine)s"),
     State.FAILED: gettext_noop("Could not change %(steps)s on %(engine)s"),
     State.ROLLING_BACK: gettext_noop("Undoing %(steps)s on %(engine)s"),
     State.ROLLED_BACK: gettext_noop("Undid %(steps)s on %(engine)s"),

@@ -26,7 +26,7 @@ from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.services import diagnosis_note
 from controlplane.fleet.models import Engine
-from controlplane.fleet.selectors import engine_state
+from controlplane.fleet.selectors import engine_state, engines_of
 from slo.models import Reading
 from tracing.types import Reader, Signal
 
@@ -112,16 +112,32 @@ def _refusal(
     busy = action_in_flight(engine)
     if busy is not None:
         return f"another action is in flight on {engine.name}: {busy}"
-    peers = Engine.objects.filter(tenant=engine.tenant_id, service=engine.service)
-    trials = Action.objects.filter(engine__in=peers, state__in=IN_FLIGHT).count()
-    if trials >= max(1, int(TRIAL_SHARE_MAX * peers.count())):
-        return f"{trials} engines of {engine.service} are in trial already"
-    return None
+    return _trials_full(engine, now)
+
+
+def _trials_full(engine: Engine, now: datetime) -> str | None:
+    """Why no further engine of the service may be in trial; only engines that serve are peers."""
+    peers = [e for e in engines_of(engine.tenant, engine.service) if engine_state(e, now) == "ok"]
+    trials = (
+        Action.objects.filter(
+            tenant=engine.tenant_id, engine__service=engine.service, state__in=IN_FLIGHT
+        )
+        .exclude(state=State.PROPOSED, deadline__lt=now)  # it only stands, for a person to take
+        .count()
+    )
+    if trials < max(1, int(TRIAL_SHARE_MAX * len(peers))):
+        return None
+    return f"engines of {engine.service} in trial already: {trials} of {len(peers)}"
 
 
 def _reading_is_fresh(incident: Incident, now: datetime) -> bool:
+    """Whether what was measured last is recent and has events. Data may come a window late."""
     newest = (
-        Reading.objects.filter(objective=incident.objective, scope=incident.scope)
+        Reading.objects.filter(
+            objective=incident.objective,
+            scope=incident.scope,
+            signal__in=(Signal.OK, Signal.NO_TRAFFIC),
+        )
         .order_by("-window_end")
         .first()
     )

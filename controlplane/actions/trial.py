@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from django.conf import settings
@@ -18,8 +21,14 @@ from tracing.types import Grid, Reader, Signal
 # The newest windows before the change: more of them would compare with the way into the incident.
 BEFORE_WINDOWS_MAX = 4
 AFTER_WINDOWS_MAX = 20
-# A queue is going down while a window's is this much shorter than the one before.
+# A queue is going down while a window's is this much shorter than the one before …
 FALLING = 0.9
+# … and was growing if it grew this much over the windows before the change, and never fell, to at
+# least so many requests: shorter ones come and go.
+GROWN = 2.0
+GROWN_MIN = 5.0
+# The last look is a pass and this much before the agent's own revert, so that it hears of it first.
+ANSWER_S = 4.0
 WAITING = "vllm:num_requests_waiting"
 ARRIVALS = "engine:requests_received_total"
 
@@ -46,13 +55,14 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
         window_s=settings.TRIMTAB_CONTROL_WINDOW_S,
         settle_s=settle_s(),
     )
-    end = action.applied_at + timedelta(seconds=action.ttl_s - min(5.0, action.ttl_s / 4))
+    margin_s = min(settings.TRIMTAB_SCRAPE_S + ANSWER_S, action.ttl_s / 4)
+    end = action.applied_at + timedelta(seconds=action.ttl_s - margin_s)
     if incident is None:
         return Judged(verify.Verdict.INCONCLUSIVE, "its incident is gone", {})
-    drained = _drained_at(action, reader, now)
-    before, after = _samples(action, incident.objective, reader, drained)
+    queue = _queue(action, reader, now)
+    before, after = _samples(action, incident.objective, reader, queue.gone_at)
     guards = [
-        verify.Guard(other.name, other.budget, *_samples(action, other, reader, drained))
+        verify.Guard(other.name, other.budget, *_samples(action, other, reader, queue.gone_at))
         for other in Objective.objects.filter(
             tenant=action.tenant_id, service=incident.objective.service, enabled=True
         ).exclude(pk=incident.objective_id)
@@ -64,6 +74,10 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
         last=now >= end,
         guards=guards,
     )
+    if queue.stays:
+        result = verify.Result(verify.Verdict.INCONCLUSIVE, queue.words)
+    elif queue.words and not after.windows:
+        result = replace(result, sentence=queue.words)
     return Judged(
         result.verdict,
         result.sentence,
@@ -78,45 +92,94 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
 
 
 def _samples(
-    action: Action, objective: Objective, reader: Reader, drained_at: datetime
+    action: Action, objective: Objective, reader: Reader, gone_at: datetime
 ) -> tuple[verify.Sample, verify.Sample]:
-    """The engine's control windows before the change, and those that began after `drained_at`."""
+    """The engine's control windows before the change, and those of the trial from `gone_at` on."""
     assert action.applied_at is not None
+    assert action.incident is not None
     rows = Reading.objects.filter(
         objective=objective, scope=action.engine.name, signal=Signal.OK
     ).order_by("-window_end")
-    old = list(rows.filter(window_end__lte=action.applied_at)[: 2 * BEFORE_WINDOWS_MAX])
-    if action.incident is not None:
-        old = [r for r in old if r.window_end > action.incident.bad_since]
-    new = list(rows.filter(window_end__gt=action.applied_at)[:AFTER_WINDOWS_MAX])
-    new = [r for r in new if _start(r) >= drained_at]
+    old = rows.filter(window_end__gt=action.incident.run_since, window_end__lte=action.applied_at)
+    new = rows.filter(window_end__gt=gone_at, window_end__lte=_over_at(action))
     return (
-        _sample(old[:BEFORE_WINDOWS_MAX], action, reader),
-        _sample(new, action, reader),
+        _sample(list(old[:BEFORE_WINDOWS_MAX]), action, reader),
+        _sample([r for r in new[:AFTER_WINDOWS_MAX] if _start(r) >= gone_at], action, reader),
     )
 
 
-def _drained_at(action: Action, reader: Reader, now: datetime) -> datetime:
-    """From when on requests are the new setting's own: one control window after the change (NORMS),
-    and not while the queue it found is still going down.
+def _over_at(action: Action) -> datetime:
+    """When the agent undoes what nobody confirmed: later windows are not the trial's."""
+    assert action.applied_at is not None
+    return action.applied_at + timedelta(seconds=action.ttl_s)
 
-    Those requests came too late for any setting. A queue that stays is the setting's own.
+
+@dataclass(frozen=True)
+class Queue:
+    """What became of the queue a change found: windows count from `gone_at` on, unless it `stays`.
+    `words` says why none counts yet, or ever; empty when some may."""
+
+    gone_at: datetime
+    stays: bool = False
+    words: str = ""
+
+
+def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
+    """From when on requests are the new setting's own: one control window after the change (NORMS),
+    and not while they come behind the queue it found, late or turned away under any setting.
+
+    That queue is gone when it went down and has come to rest, or to nobody. One that was growing
+    before the change and rests no lower than it was has not gone at all: it would have grown on
+    without the change, so whatever comes of it proves nothing, neither for the change nor against.
+    A queue that was steady and stays so is the setting's own, and so is one the change brought.
     """
     assert action.applied_at is not None
-    window_s = settings.TRIMTAB_CONTROL_WINDOW_S
-    first = action.applied_at + timedelta(seconds=window_s)
-    if now - first < timedelta(seconds=window_s):
-        return first
-    grid = Grid(action.applied_at, now, window_s)
+    changed_at, window_s = action.applied_at, settings.TRIMTAB_CONTROL_WINDOW_S
+    window = timedelta(seconds=window_s)
+    windows = (min(now, _over_at(action)) - changed_at) // window
+    if windows < 2:
+        return Queue(changed_at + window)
+    past = Grid(changed_at - BEFORE_WINDOWS_MAX * window, changed_at, window_s)
+    found = _waiting(action, reader, past)
+    since = Grid(changed_at, changed_at + windows * window, window_s)
+    gone_at, last, resting = changed_at + window, math.inf, 0
+    for end, waiting in zip(since.ends(), _waiting(action, reader, since), strict=False):
+        if waiting < FALLING * last:
+            gone_at, resting = end, 0
+        else:
+            resting += 1
+        last = waiting
+        if waiting <= 1 or resting == verify.WINDOWS_MIN:
+            break
+    known = found and not math.isnan(found[-1])
+    told = f"{found[-1]:,.0f} requests before the change, " if known else ""
+    told = f"({told}{last:,.0f} now)"
+    rests = resting == verify.WINDOWS_MIN
+    if rests and _grew(found) and last >= FALLING * found[-1]:
+        words = f"no better, as the queue, which was growing, has not gone down {told}"
+        return Queue(gone_at, stays=True, words=words)
+    if rests or not 1 < last < math.inf:  # at rest, gone, or not measured
+        return Queue(gone_at)
+    return Queue(
+        gone_at,
+        words=f"not proved to be better, as the queue of before was still going down {told}",
+    )
+
+
+def _grew(waiting: Sequence[float]) -> bool:
+    steps = pairwise(waiting)
+    return (
+        len(waiting) > 1
+        and all(later >= FALLING * earlier for earlier, later in steps)
+        and waiting[-1] >= max(GROWN_MIN, GROWN * waiting[0])
+    )
+
+
+def _waiting(action: Action, reader: Reader, grid: Grid) -> list[float]:
+    """Requests waiting in the engine, a mean per window; NaN where not measured."""
     where = {"service": action.engine.service, "instance": action.engine.name}
     series = reader.gauge(WAITING, grid, where=where, over="avg")
-    drained, before = first, None
-    for end, waiting in zip(grid.ends(), series[0].values if series else (), strict=False):
-        if before is not None and not (before > 1 and waiting < FALLING * before):
-            break
-        before = waiting
-        drained = max(first, end)
-    return drained
+    return [float(v) for v in series[0].values] if series else []
 
 
 def _start(reading: Reading) -> datetime:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from slo.budget import Counts
@@ -123,13 +123,18 @@ def verdict(
     p_better, p_worse = p_fell(before, after), p_fell(after, before)
     told = f"{_shares(before, after)} (look {look} of {looks}"
 
+    if p_better >= alpha:
+        known = "no better" if after.share >= before.share else "not proved to be better"
+        told = f"{known}, {told}"
+
     def result(kind: Verdict, p: float, more: str = "") -> Result:
         return Result(kind, f"{told}, p = {p:.2g}){more}", p_better, p_worse, look)
 
     broken = next((g for g in guards if _broken(g, alpha)), None)
     if broken is not None:
-        more = f"; but “{broken.name}” got worse: {_shares(broken.before, broken.after)}"
-        return result(Verdict.WORSE, p_better, more)
+        link = "but" if p_better < alpha else "and"
+        shares = _shares(broken.before, broken.after)
+        return result(Verdict.WORSE, p_better, f"; {link} “{broken.name}” got worse: {shares}")
     if p_better < alpha and after.load >= LOAD_SHARE_MIN * before.load:
         return result(Verdict.BETTER, p_better)
     if p_worse < alpha and before.load >= LOAD_SHARE_MIN * after.load:
@@ -137,8 +142,8 @@ def verdict(
     more = ""
     if p_better < alpha or p_worse < alpha:
         more = f"; the load changed from {before.load:.1f} to {after.load:.1f} requests per second"
-    wait = _wait(last, f"{told}, p = {min(p_better, p_worse):.2g}){more}")
-    return Result(wait.verdict, wait.sentence, p_better, p_worse, look)
+    found = result(Verdict.INCONCLUSIVE, min(p_better, p_worse), more)
+    return found if last else replace(found, verdict=None)
 
 
 def p_fell(before: Sample, after: Sample) -> float:

@@ -11,12 +11,14 @@ import pytest
 from controlplane import loop
 from controlplane.accounts.models import Tenant
 from controlplane.actions.models import Action, State
+from controlplane.actions.selectors import sentence
 from controlplane.alerts.models import Channel, Delivery
 from controlplane.diagnosis.models import Diagnosis, Incident
 from slo.models import Objective
 from slo.services import objective_apply
 from tests.controlplane.node import SimulatedNode
 from tests.controlplane.plant import Plant
+from tracing.types import StoreError
 
 pytestmark = pytest.mark.django_db
 QUIET_S = 300.0
@@ -138,6 +140,61 @@ def test_a_remedy_that_does_not_help_is_undone_and_not_repeated(tmp_path: Path) 
     assert house.plant.values["max_num_seqs"] == 8
     assert Incident.objects.get().state == Incident.State.OPEN
     assert "just tried this way" in _diagnoses()[-1].facts["no_action"]
+
+
+class Doored(Plant):
+    """Its queue holds so many; who comes beyond that is turned away."""
+
+    queue_max = 120
+
+    def _arrive(self) -> None:
+        super()._arrive()
+        self.counters["vllm:admission_rejections_total"] += 0
+        while len(self.waiting) > self.queue_max:
+            self.waiting.pop()
+            self.counters["vllm:admission_rejections_total"] += 1
+
+
+def test_who_is_turned_away_by_a_queue_that_grew_before_is_not_held_against_the_change(
+    tmp_path: Path,
+) -> None:
+    """It overflows after the change, as it would have without; still nothing is proved, so undo."""
+    house = House(tmp_path, Doored(rate=8.0, a=0.0001, c=0.0028))
+    house.objective("ttft", TTFT, 500, 0.95)
+    objective_apply(
+        tenant=house.tenant,
+        spec={
+            "slug": "answered", "name": "Requests answered", "service": "chat",
+            "indicator": "success", "target": 0.99, "fast_burn": 14.4,
+            "spec": {"source": "metric"},
+        },
+    )  # fmt: skip
+    house.run(QUIET_S)
+    house.plant.rate = 11.5
+    house.run(240)
+    action = Action.objects.order_by("created_at")[0]
+    assert house.plant.counters["vllm:admission_rejections_total"] > 0
+    assert action.state == State.ROLLED_BACK, house.outcome()
+    assert "no better, as the queue, which was growing, has not gone down" in sentence(action)
+    assert house.plant.values["max_num_seqs"] == 8
+
+
+def test_people_are_told_though_the_explanation_fails(tmp_path: Path) -> None:
+    house = House(tmp_path, Plant())
+    house.objective("ttft", TTFT, 500, 0.95)
+    house.run(60)
+    house.plant.rate = 42.0
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise StoreError("memory limit exceeded")
+
+    house.plant.store.gauge = broken  # type: ignore[method-assign]
+    house.run(120)
+    assert Incident.objects.get().opened_at
+    assert not Diagnosis.objects.exists()
+    text = Delivery.objects.get().message["text"]
+    assert "requests missed “ttft” on engine-0 since" in text
+    assert "because" not in text
 
 
 def test_a_tenant_in_trouble_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from controlplane.actions.models import Action, State
-from controlplane.actions.services import action_propose, actions_reconcile
-from controlplane.diagnosis.models import Diagnosis
-from controlplane.fleet.models import Engine
+from controlplane.actions.selectors import sentence
+from controlplane.actions.services import _trials_full, action_propose
+from controlplane.diagnosis.models import Diagnosis, Incident
+from controlplane.fleet.models import Command, Engine, Node
+from slo.models import Reading
 from tests.controlplane.actions.test_interleavings import World
+from tracing.types import Signal
 
 pytestmark = pytest.mark.django_db
 
@@ -149,16 +152,88 @@ def test_no_action_on_stale_readings(world: World) -> None:
     assert "nothing was measured" in propose(world)[1]
 
 
-def test_observing_only_proposes_and_lets_expire(world: World, settings: Any) -> None:
+@pytest.fixture
+def standing(world: World, settings: Any) -> Action:
+    """A proposal in a house that only observes, older than it would take to carry it out."""
     settings.TRIMTAB_AUTOPILOT = False
     action, _ = propose(world)
     assert action is not None
-    for seconds, state in ((5, State.PROPOSED), (40, State.EXPIRED)):
-        world.tick(seconds)
-        actions_reconcile(tenant=world.tenant, reader=world.plant.store, now=world.now)
-        action.refresh_from_db()
-        assert action.state == state
-    assert "TRIMTAB_AUTOPILOT is 0" in action.transitions.last().reason  # type: ignore[union-attr]
+    for _ in range(10):
+        step(world, 30)
+    action.refresh_from_db()
+    return action
+
+
+def step(world: World, seconds: float) -> None:
+    world.tick(seconds)
+    world.node.poll()
+    world.reconcile()
+
+
+def test_observing_only_a_proposal_stands(standing: Action) -> None:
+    assert standing.state == State.PROPOSED
+    assert sentence(standing) == "Proposes max_num_seqs from 8 to 32 on engine-0"
+    assert not Command.objects.exists()
+
+
+def test_a_proposal_stands_until_the_incident_is_over(world: World, standing: Action) -> None:
+    Incident.objects.update(state=Incident.State.CLOSED)
+    step(world, 2)
+    standing.refresh_from_db()
+    assert standing.state == State.REJECTED
+    assert sentence(standing) == (
+        "Did not change max_num_seqs from 8 to 32 on engine-0: the incident is over without it"
+    )
+
+
+def test_a_proposal_stands_until_somebody_turns_a_knob(world: World, standing: Action) -> None:
+    world.plant.apply({"max_num_seqs": 32}, by="person")
+    step(world, 2)
+    standing.refresh_from_db()
+    assert standing.state == State.REJECTED
+    assert "someone changed the engine's configuration" in sentence(standing)
+
+
+def test_a_proposal_from_before_the_autopilot_was_switched_on_is_made_anew(
+    world: World, standing: Action, settings: Any
+) -> None:
+    settings.TRIMTAB_AUTOPILOT = True
+    step(world, 2)
+    standing.refresh_from_db()
+    assert standing.state == State.EXPIRED
+    assert propose(world)[0] is not None
+
+
+def test_a_proposal_that_only_stands_is_no_trial(world: World, standing: Action) -> None:
+    other = twin(world, "engine-1")
+    assert _trials_full(other, world.now) is None
+
+
+def twin(world: World, name: str, silent_s: float = 0) -> Engine:
+    seen = world.now - timedelta(seconds=silent_s)
+    node = Node.objects.create(
+        tenant=world.tenant, agent_id=name, name=name, boot_id="b", last_seen_at=seen
+    )
+    return Engine.objects.create(
+        tenant=world.tenant, node=node, name=name, service="chat", adapter="plant", url="u",
+        reachable=True, last_seen_at=seen,
+    )  # fmt: skip
+
+
+def test_the_dead_are_no_peers(world: World) -> None:
+    """A fifth of five that serve is one, whoever has served in the past."""
+    assert propose(world)[0] is not None
+    live = [twin(world, f"engine-{n}") for n in range(1, 5)]
+    for n in range(10):
+        twin(world, f"old-{n}", silent_s=86_400)
+    assert _trials_full(live[0], world.now) == "engines of chat in trial already: 1 of 5"
+
+
+def test_windows_that_come_late_are_ground_to_act_on(world: World) -> None:
+    """The newest is stale yet, the one before was measured and is bad."""
+    newest = Reading.objects.latest("window_end")
+    Reading.objects.filter(pk=newest.pk).update(signal=Signal.STALE, good=0, total=0)
+    assert propose(world)[0] is not None
 
 
 def test_three_failures_in_an_hour_end_the_autopilot_for_the_engine(world: World) -> None:
@@ -179,5 +254,5 @@ def test_a_changed_configuration_rejects_the_action(world: World) -> None:
     world.reconcile()
     action.refresh_from_db()
     assert action.state == State.REJECTED
-    assert "someone changed it" in action.transitions.last().reason  # type: ignore[union-attr]
+    assert "someone changed the engine's configuration" in action.transitions.last().reason  # type: ignore[union-attr]
     assert Engine.objects.get().values["max_num_seqs"] == 8

@@ -80,6 +80,17 @@ def test_better_says_so_with_numbers() -> None:
     assert "fell from 67.5% of 200 to 2.5% of 200 (look 1 of 3, p =" in result.sentence
 
 
+def test_what_is_not_better_says_so_first() -> None:
+    before = sample(75, 83, total=100)
+    assert look(before, sample(100, 100)).sentence.startswith(
+        "no better, the share of bad requests rose from 79.0% of 200 to 100.0% of 200"
+    )
+    result = look(sample(50, 52), sample(49, 50), last=True)
+    assert result.sentence.startswith("not proved to be better, the share of bad requests fell")
+    guard = Guard("Requests answered", 0.01, sample(0, 0), sample(30, 32))
+    assert "; and “Requests answered” got worse" in look(before, before, guards=[guard]).sentence
+
+
 def test_worse_is_said_before_the_time_is_up() -> None:
     assert look(sample(10, 12, 9, 11), sample(80, 85)).verdict == Verdict.WORSE
 
@@ -124,7 +135,7 @@ def test_better_here_and_broken_there_is_worse() -> None:
     guard = Guard("TTFT within 500 ms", 0.05, sample(1, 2), sample(60, 70))
     result = look(before, after, guards=[guard])
     assert result.verdict == Verdict.WORSE
-    assert "“TTFT within 500 ms” got worse" in result.sentence
+    assert "; but “TTFT within 500 ms” got worse" in result.sentence
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""From when on a trial's windows count, given the queue its change found."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.actions.models import Action
+from controlplane.actions.trial import Queue, _queue
+from controlplane.fleet.models import Engine
+from tests.controlplane.plant import START, MemoryReader
+
+AT = START + timedelta(minutes=5)
+W = 15
+
+
+def queue(before: list[float], after: list[float]) -> Queue:
+    """One sample in each window before and after the change, seen one window at a time."""
+    reader, where = MemoryReader(), {"service": "chat", "instance": "engine-0"}
+    for n, waiting in enumerate(before):
+        at = AT - timedelta(seconds=W * (len(before) - n) - 5)
+        reader.add("vllm:num_requests_waiting", at, waiting, where)
+    for n, waiting in enumerate(after):
+        at = AT + timedelta(seconds=W * n + 5)
+        reader.add("vllm:num_requests_waiting", at, waiting, where)
+    action = Action(engine=Engine(name="engine-0", service="chat"), applied_at=AT, ttl_s=180)
+    return _queue(action, reader, AT + timedelta(seconds=W * len(after) + 1))
+
+
+def windows(found: Queue) -> float:
+    """How many windows after the change are not counted."""
+    return (found.gone_at - AT).total_seconds() / W
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "skipped"),
+    [
+        ([0, 0, 0, 0], [0, 0, 0], 1),  # none
+        ([0, 10, 20, 30], [40, 20, 5, 0, 0], 4),  # goes down
+        ([0, 10, 20, 30], [30, 24, 23, 12, 12, 12], 4),  # slower for a moment
+        ([0, 10, 20, 30], [20, 20, 20], 1),  # rests lower than it was
+        ([30, 31, 30, 31], [30, 31, 30], 1),  # as steady as before: the setting's own
+        ([0, 0, 0, 0], [20, 30, 40], 1),  # the change brought it
+        ([0, 0, 1, 3], [3, 3, 3], 1),  # too short to speak of
+        ([], [], 1),  # not measured
+    ],
+)
+def test_windows_behind_the_queue_of_before_do_not_count(
+    before: list[float], after: list[float], skipped: int
+) -> None:
+    found = queue(before, after)
+    assert windows(found) == skipped
+    assert not found.stays
+
+
+@pytest.mark.parametrize("after", [[40, 50, 60], [64, 64, 64], [30, 29, 28]])
+def test_a_queue_that_grew_and_does_not_go_down_ends_the_trial(after: list[float]) -> None:
+    found = queue([0, 10, 20, 30], after)
+    assert found.stays
+    assert found.words == (
+        "no better, as the queue, which was growing, has not gone down "
+        f"(30 requests before the change, {after[-1]:.0f} now)"
+    )
+
+
+def test_while_it_goes_down_the_words_say_so() -> None:
+    found = queue([0, 10, 20, 30], [40, 30, 20])
+    assert not found.stays
+    assert found.words.endswith("still going down (30 requests before the change, 20 now)")
