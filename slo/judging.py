@@ -45,7 +45,6 @@ CATCH_UP_WINDOWS_MAX = 240
 # As long as an agent's spool keeps what it could not send.
 CATCH_UP_WITHIN = timedelta(hours=8)
 SCOPES_PER_OBJECTIVE_MAX = 64
-SPAN_SEEN_WITHIN = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -283,16 +282,9 @@ def _seen(
 ) -> datetime | None:
     """When a scope ("": any engine) was last heard of; None: not within an hour."""
     if name := indicator.span(objective.spec):
-        spans = reader.spans(
-            now - SPAN_SEEN_WITHIN,
-            now,
-            service=objective.service,
-            instance=scope or None,
-            name=name,
-            limit=1,
-        )
         # A quiet exporter and a broken one look alike, so spans are never stale.
-        return now if spans else None
+        at = reader.span_last_seen(service=objective.service, name=name, instance=scope or None)
+        return None if at is None else now
     where = {"service": objective.service} | ({"instance": scope} if scope else {})
     newest: datetime | None = None
     for metric in indicator.families(objective.spec):
