@@ -99,8 +99,14 @@ def series_of(objective: Objective, *, minutes: int, now: datetime) -> dict[str,
     }
 
 
-def newest_point(objective: Objective) -> dict[str, Any] | None:
-    """The charts' values in the newest judged window; None when there is none."""
+Drawn = dict[tuple[str, str, datetime], list[float | None]]
+
+
+def newest_point(objective: Objective, drawn: Drawn) -> dict[str, Any] | None:
+    """The charts' values in the newest judged window; None when there is none.
+
+    `drawn` keeps, over the objectives of one look, what they share: the load is the service's.
+    """
     newest = (
         Reading.objects.filter(objective=objective, scope="")
         .order_by("-window_end")
@@ -112,12 +118,14 @@ def newest_point(objective: Objective) -> dict[str, Any] | None:
     end, step_s = newest
     grid = Grid(end - timedelta(seconds=step_s), end, step_s)
     reader = query.reader(str(objective.tenant_id))
-    values = {
-        question.key: [
-            line["values"][-1] for line in CHARTS[question.key](objective, reader, grid)["lines"]
-        ]
-        for question in questions(objective)
-    }
+    values = {}
+    for question in questions(objective):
+        owner = objective.service if question.key == "load" else str(objective.pk)
+        place = (question.key, owner, end)
+        if place not in drawn:
+            lines = CHARTS[question.key](objective, reader, grid)["lines"]
+            drawn[place] = [line["values"][-1] for line in lines]
+        values[question.key] = drawn[place]
     return {"objective": objective.slug, "step_s": step_s, "at": end.timestamp(), "values": values}
 
 

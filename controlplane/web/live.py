@@ -31,7 +31,7 @@ from controlplane.alerts.models import Delivery
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.fleet.models import Engine, Node
 from controlplane.fleet.selectors import engine_state
-from controlplane.web.charts import newest_point
+from controlplane.web.charts import Drawn, newest_point
 from slo.models import Objective, Reading
 from tracing.types import StoreError
 
@@ -191,11 +191,12 @@ def _changes_read(
         for tenant, before in known.items():
             if before is None or before["objectives"] == fresh[tenant]["objectives"]:
                 continue
+            drawn: Drawn = {}
             old = set(_rows(before["objectives"]))
             slugs = [row[0] for row in _rows(fresh[tenant]["objectives"]) if row not in old]
             for objective in Objective.objects.filter(tenant=tenant, slug__in=slugs):
                 try:
-                    point = newest_point(objective)
+                    point = newest_point(objective, drawn)
                 except StoreError as error:
                     logger.warning("Live charts wait: telemetry did not answer: %s", error)
                     continue
