@@ -23,7 +23,7 @@ from tracing.windows import (
     Ints,
     Samples,
     add_up,
-    reduce_over,
+    milliseconds,
     split_buckets,
     steps,
     window_of,
@@ -33,9 +33,9 @@ from tracing.windows import (
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LOOKBACK = timedelta(minutes=5)
 LAST_SEEN = timedelta(hours=1)
+THINNED_FROM_S = 60  # narrower windows hold so few samples that choosing costs more than reading
 TRACE_SPANS_MAX = 10_000
 SPANS_MAX = 1_000
-OVERS = ("avg", "max", "min", "last")
 
 
 def reader(tenant_id: str) -> Reader:
@@ -83,11 +83,11 @@ class StoreReader:
         by: Sequence[str] = (),
         over: str = "avg",
     ) -> list[Series]:
-        if over not in OVERS:
-            raise ValueError(f"over={over!r}, allowed: {', '.join(OVERS)}")
+        if over not in sql.GAUGES:
+            raise ValueError(f"over={over!r}, allowed: {', '.join(sql.GAUGES)}")
         catalogue = self._catalogue((metric,), where or {})
-        samples = self._samples((metric,), where or {}, grid.start, grid.end)
-        samples, window = reduce_over(samples, window_of(samples.time_ms, grid), over)
+        samples = self._samples(sql.GAUGES[over], (metric,), where or {}, grid, grid.start)
+        window = window_of(samples.time_ms, grid)
         groups, row = _grouped(samples, window, catalogue, by)
         totals = add_up(samples.value, row, window, (len(groups), grid.count))
         return _as_series(groups, totals, by)
@@ -240,25 +240,28 @@ class StoreReader:
         }
 
     def _samples(
-        self, metrics: Sequence[str], where: Labels, after: datetime, until: datetime
+        self, text: str, metrics: Sequence[str], where: Labels, grid: Grid, after: datetime
     ) -> Samples:
         table = self._table(
-            sql.SAMPLES,
+            text,
             metrics,
             where,
             "series",
             after_ms=_milliseconds(after),
-            until_ms=_milliseconds(until),
+            start_ms=_milliseconds(grid.start),
+            until_ms=_milliseconds(grid.end),
+            step_ms=max(1, milliseconds(grid.step_s)),
         )
         return Samples(*(table.column(i).to_numpy() for i in range(3)))
 
     def _growth(
         self, metrics: Sequence[str], where: Labels, grid: Grid
     ) -> tuple[Samples, Ints, Floats, dict[int, _Entry]]:
-        """Samples from LOOKBACK on, the window of each, what each adds to its counter, and the
-        series they belong to."""
+        """Samples from LOOKBACK on that tell the growth, the window of each, what each adds to
+        its counter, and the series they belong to."""
         catalogue = self._catalogue(metrics, where)
-        samples = self._samples(metrics, where, grid.start - LOOKBACK, grid.end)
+        text = sql.COUNTERS if grid.step_s >= THINNED_FROM_S else sql.SAMPLES
+        samples = self._samples(text, metrics, where, grid, grid.start - LOOKBACK)
         before: dict[int, float] = {}
         orphans = False
         for i in np.flatnonzero(samples.firsts()):

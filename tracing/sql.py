@@ -29,11 +29,42 @@ _SELECTED = "tenant = {tenant:String} AND metric IN {metrics:Array(String)} AND 
 _WITH_LABELS = "series IN (SELECT series FROM (" + _SERIES_OF_METRIC + ") WHERE {})"
 
 SAMPLES = (
-    "SELECT series, toUnixTimestamp64Milli(time) AS time_ms, value FROM samples WHERE "
+    "SELECT series, toUnixTimestamp64Milli(time) AS time_ms, value,"
+    # Of (start + w step, start + (w + 1) step], w below 0 before the grid starts.
+    " floor((time_ms - {start_ms:Int64} - 1) / {step_ms:Int64}) AS w FROM samples WHERE "
     + _SELECTED
     + " AND time > fromUnixTimestamp64Milli({after_ms:Int64}, 'UTC')"
     " AND time <= fromUnixTimestamp64Milli({until_ms:Int64}, 'UTC')"
     " ORDER BY series, time LIMIT 1 BY series, time"
+)
+
+# How the samples of one series and window become one.
+_OVERS = {
+    "avg": "avg(value)",
+    "max": "max(value)",
+    "min": "min(value)",
+    "last": "argMax(value, time_ms)",
+}
+
+# A day of charts is millions of samples and a few hundred windows: what leaves the store is what
+# the answer depends on.
+GAUGES = {
+    over: f"SELECT series, max(time_ms) AS newest_ms, {value} AS reduced FROM ("
+    + SAMPLES
+    + ") GROUP BY series, w ORDER BY series, newest_ms"
+    for over, value in _OVERS.items()
+}
+
+# Between two resets a counter's steps add up to its last value less its first, so these tell the
+# growth of every window exactly: the first sample, the last of each window, both sides of a reset.
+COUNTERS = (
+    "SELECT series, time_ms, value FROM (SELECT series, time_ms, value, w,"
+    " lagInFrame(value, 1, inf) OVER near AS previous,"
+    " leadInFrame(value, 1, value) OVER near AS next,"
+    " leadInFrame(w, 1, inf) OVER near AS next_w FROM (" + SAMPLES + ")"
+    " WINDOW near AS (PARTITION BY series ORDER BY time_ms"
+    " ROWS BETWEEN 1 PRECEDING AND 1 FOLLOWING))"
+    " WHERE value < previous OR next < value OR w != next_w ORDER BY series, time_ms"
 )
 
 PREDECESSORS = (

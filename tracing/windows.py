@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,25 +71,6 @@ def add_up(values: Floats, row: Ints, window: Ints, shape: tuple[int, int]) -> F
     total = np.bincount(cell, weights=values[use], minlength=size).astype(np.float64)
     total[np.bincount(cell, minlength=size) == 0] = math.nan
     return total.reshape(shape)
-
-
-def reduce_over(samples: Samples, window: Ints, over: str) -> tuple[Samples, Ints]:
-    """One sample per series and window: its avg, max, min or last. Returns it and its window."""
-    inside = np.flatnonzero(window >= 0)
-    series, value, win = samples.series[inside], samples.value[inside], window[inside]
-    time_ms = samples.time_ms[inside]
-    if not len(series):
-        return Samples(series, time_ms, value), win
-    changes = (series[1:] != series[:-1]) | (win[1:] != win[:-1])
-    starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
-    sizes = np.diff(np.append(starts, len(series)))
-    reductions: dict[str, Any] = {
-        "avg": lambda: np.add.reduceat(value, starts) / sizes,
-        "max": lambda: np.maximum.reduceat(value, starts),
-        "min": lambda: np.minimum.reduceat(value, starts),
-        "last": lambda: value[starts + sizes - 1],
-    }
-    return Samples(series[starts], time_ms[starts], reductions[over]()), win[starts]
 
 
 def split_buckets(cumulative: Floats) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.tracing.otlp import CHAT, Metrics, send_metrics
 from tracing.ingest import Door
-from tracing.query import StoreReader
+from tracing.query import THINNED_FROM_S, StoreReader
 from tracing.types import Grid
 
 NAN = math.nan
@@ -236,3 +237,20 @@ def test_a_sample_from_a_clock_ahead_is_not_seen_before_its_time(
     metrics = Metrics().gauge("g", now - timedelta(minutes=2), 1)
     send_metrics(door, tenant, metrics.gauge("g", now + timedelta(minutes=5), 1))
     assert reader.last_seen("g") == now - timedelta(minutes=2)
+
+
+def test_wide_windows_are_exact_although_few_samples_leave_the_store(
+    door: Door, tenant: str, reader: StoreReader
+) -> None:
+    draw = random.Random(7)
+    total, values = 100.0, {}
+    for t in range(-200, 900, 5):
+        total = draw.choice([0.0, 3.0]) if draw.random() < 0.05 else total + draw.randrange(4)
+        if draw.random() > 0.1:
+            values[float(t)] = total
+    counted(door, tenant, values)
+    (narrow,) = reader.increase("c", grid(0, 900, 15))
+    (wide,) = reader.increase("c", grid(0, 900, 60))
+    steps = [0.0 if math.isnan(v) else v for v in narrow.values]
+    assert same(wide.values, [sum(steps[i : i + 4]) for i in range(0, 60, 4)])
+    assert THINNED_FROM_S <= 60
