@@ -18,7 +18,11 @@ PLUGINS = {
     "controlplane.alerts.channels": {"controlplane.alerts.channel"},
     "slo.indicators": {"slo.indicator", "tracing.types"},
     "gpu_agent.sources": {"gpu_agent.source", "gpu_agent.otlp"},
-    "gpu_agent.engines": {"gpu_agent.engine_adapter", "gpu_agent.protocol"},
+    "gpu_agent.engines": {
+        "gpu_agent.engine_adapter",
+        "gpu_agent.protocol",
+        "gpu_agent.bounded",
+    },
 }
 
 
