@@ -24,6 +24,7 @@ from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
 from controlplane.diagnosis.scene import Scene
 from controlplane.diagnosis.staging import scene_of
 from slo.budget import Counts, window_is_bad
+from slo.judging import REJUDGE_WINDOWS, settle_s
 from slo.models import Objective, Reading
 from slo.services import Judgement
 from tracing.types import Reader, Signal
@@ -49,16 +50,17 @@ def incident_update(*, judgement: Judgement, now: datetime) -> Incident | None:
     Opens on two bad windows in a row, or on a firing burn pair while the last two windows are not
     good (a pair looks back minutes and would reopen what has just been put right). One thing has
     one incident: scope "" is covered by an engine's incident of the objective, and the reverse.
-    Windows without a signal neither open nor close. A window that came late opens as it would have
-    in time, and an open incident is followed from the newest window whichever was judged. Returns
-    the incident when there is one.
+    Windows without a signal neither open nor close. A window whose data came late opens as it would
+    have in time, while it is among those judged again; an open incident is followed from the newest
+    window, whichever was judged. Returns the incident when there is one.
     """
     incident = Incident.objects.filter(
         objective=judgement.objective, scope=judgement.scope, state=Incident.State.OPEN
     ).first()
     if incident is not None:
         return _follow(incident, now)
-    if not judgement.fresh or judgement.signal != Signal.OK:
+    age_s = (now - judgement.window_end).total_seconds()
+    if judgement.signal != Signal.OK or age_s > REJUDGE_WINDOWS * judgement.window_s + settle_s():
         return None
     tail = _tail(judgement.objective, judgement.scope, until=judgement.window_end)
     trigger = _trigger(judgement, tail)

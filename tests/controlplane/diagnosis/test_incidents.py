@@ -52,7 +52,7 @@ class Story:
         scope: str = "engine-0",
         same_window: bool = False,
         firing: bool = False,
-        fresh: bool = True,
+        killed: bool = False,
         now: datetime | None = None,
     ) -> Incident | None:
         self.window += not same_window
@@ -68,6 +68,8 @@ class Story:
                 "signal": signal,
             },
         )
+        if killed:
+            return None
         o = self.objective
         judgement = Judgement(
             objective=o,
@@ -81,7 +83,7 @@ class Story:
             burn=bad / total / o.budget if total else None,
             bad=signal == Signal.OK
             and window_is_bad(Counts(total - bad, total), o.target, o.fast_burn),
-            fresh=fresh,
+            fresh=True,
             pairs=(PairState("1h/5m", "page", 3600, 300, 14.4, 20, 20, firing),)
             if scope == ""
             else (),
@@ -196,7 +198,7 @@ def test_a_killed_pass_is_made_good_by_the_next_window() -> None:
     """The window was judged and stored, and the process died before the incident was opened."""
     story = Story()
     story.judge(80)
-    story.judge(80, fresh=False)
+    story.judge(80, killed=True)
     assert not Incident.objects.exists()
     assert story.judge(80) is not None
     assert Incident.objects.get().bad_since == START
@@ -223,7 +225,7 @@ def test_a_reopened_incident_is_followed_from_its_newest_window() -> None:
     story.judge(80)
     newest = story.window
     story.window = 6  # the last of the four good ones
-    again = story.judge(0, 102, same_window=True, fresh=False)
+    again = story.judge(0, 102, same_window=True, now=story.now(newest))
     assert again is not None
     assert again.pk == incident.pk
     assert (again.state, again.good_windows) == (Incident.State.OPEN, 0)
@@ -235,17 +237,27 @@ def test_a_reopened_incident_is_followed_from_its_newest_window() -> None:
     assert again.run_since > again.bad_since
 
 
-def test_a_window_that_comes_late_opens_as_in_time() -> None:
-    """Two windows later: those after it were judged, and nothing was measured in them yet."""
+@pytest.mark.parametrize(
+    "first", [[(Signal.STALE, 0)] * 4, [(Signal.NO_TRAFFIC, 0)] * 3, [(Signal.OK, 15)] * 2]
+)
+def test_a_window_that_comes_late_opens_as_in_time(first: list[tuple[Signal, float]]) -> None:
+    """They were judged before all was there, so too little to judge by, and then again."""
     story = Story()
-    for _ in range(4):
-        story.judge(0, 0, signal=Signal.STALE)
+    for signal, total in first:
+        story.judge(total, total, signal=signal)
     incident = None
     for window in (1, 2):
         story.window = window
-        incident = story.judge(80, same_window=True)
+        incident = story.judge(80, same_window=True, now=story.now(len(first)))
     assert incident is not None
     assert incident.state == Incident.State.OPEN
+
+
+def test_windows_of_an_hour_ago_open_nothing() -> None:
+    """A spool brings them when they are history: the budget counts them, nobody is woken."""
+    story = Story()
+    for _ in range(3):
+        assert story.judge(80, now=story.now(240)) is None
 
 
 def test_what_is_over_is_not_opened_by_windows_from_before_its_end() -> None:
@@ -253,7 +265,7 @@ def test_what_is_over_is_not_opened_by_windows_from_before_its_end() -> None:
     story = Story()
     told = [80.0] * 6 + [0.0] * 5
     for bad in told:
-        story.judge(bad, fresh=False)
+        story.judge(bad, killed=True)
     now = story.now()
     for window, bad in enumerate(told, start=1):
         story.window = window
