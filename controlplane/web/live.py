@@ -46,6 +46,10 @@ PAGES_MAX = 1_000  # streams of one process
 QUEUE_MAX = 256  # messages a page may lag behind before it is told to connect again
 
 PARTS = ("objectives", "incidents", "actions", "deliveries", "fleet")
+ENGINE_COLUMNS = (
+    "tenant_id", "name", "config_version", "error", "reachable", "last_seen_at",
+    "node__stopped_at", "node__last_seen_at",
+)  # fmt: skip
 Stamps = dict[str, Hashable]
 STREAM_ENDS = None
 
@@ -81,7 +85,9 @@ def stamps_read(tenant_ids: Collection[UUID], now: datetime) -> dict[UUID, Stamp
         )
         for tenant, *row in rows:
             parts[tenant][part].append((model.__name__, *row))
-    for engine in Engine.objects.filter(tenant__in=tenant_ids).select_related("node"):
+    engines = Engine.objects.filter(tenant__in=tenant_ids).select_related("node")
+    # Not the tables of knobs, which would be decoded every second.
+    for engine in engines.only(*ENGINE_COLUMNS):
         parts[engine.tenant_id]["fleet"].append(
             (engine.name, engine.config_version, engine_state(engine, now), engine.error)
         )

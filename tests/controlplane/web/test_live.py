@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from django.db import transaction
 from django.test import AsyncClient
+from pytest_django import DjangoAssertNumQueries
 
 from controlplane.diagnosis.models import Incident
+from controlplane.fleet.models import Engine
 from controlplane.web import live
 from slo.budget import Counts
 from slo.readings import Measured, readings_book
@@ -97,6 +99,16 @@ def test_a_page_hears_nothing_of_another_tenant() -> None:
     heard = watch(made, change, until="changed incidents")
     assert ("changed", "actions") not in heard
     assert ("changed", "deliveries") not in heard
+
+
+def test_a_look_costs_seven_queries_however_many_engines(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    made = world()
+    for name in ("engine-1", "engine-2"):
+        Engine.objects.create(tenant=made.tenant, node=made.engine.node, name=name)
+    with django_assert_num_queries(7):
+        live.stamps_read([made.tenant.pk], made.now)
 
 
 def test_strangers_get_no_stream() -> None:
