@@ -75,7 +75,10 @@ def test_spans_count_by_duration() -> None:
         ({"threshold_ms": True}, "threshold_ms=True"),
         ({"threshold_ms": 5, "source": "logs"}, "source='logs': allowed: metric, spans"),
         ({"threshold_ms": 5, "le": "1"}, "le='1': allowed: no such parameter, only metric, source"),
-        ({"threshold_ms": 5, "metric": ""}, "metric='': allowed: a name of 1 to 200 printable characters"),
+        (
+            {"threshold_ms": 5, "metric": ""},
+            "metric='': allowed: a name of 1 to 200 printable characters",
+        ),
     ],
 )
 def test_a_wrong_spec_names_field_value_and_what_is_allowed(
