@@ -129,7 +129,10 @@ def up(options: argparse.Namespace) -> None:
         signal.signal(number, lambda *_: None)
     print(f"Trimtab at {settings.TRIMTAB_PUBLIC_URL}  ·  OTLP/HTTP on {settings.TRIMTAB_OTLP_PORT}")
     print(f"Sign in as {login.name}; the password is in {login.path}", flush=True)
-    uvicorn.Server(config).run(sockets=sockets)
+    server = uvicorn.Server(config)
+    server.run(sockets=sockets)
+    if not server.started:
+        raise Stop("the control plane could not start; the reason stands above")
 
 
 def open_home() -> Path:
