@@ -79,4 +79,6 @@ def adapter_classes() -> dict[str, type[EngineAdapter]]:
 
     for module in pkgutil.iter_modules(engines.__path__):
         importlib.import_module(f"{engines.__name__}.{module.name}")
-    return {found.slug: found for found in EngineAdapter.__subclasses__()}
+    here = f"{engines.__name__}."
+    found = EngineAdapter.__subclasses__()
+    return {each.slug: each for each in found if each.__module__.startswith(here)}
