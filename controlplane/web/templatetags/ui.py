@@ -16,8 +16,12 @@ from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
+
+from controlplane.diagnosis.cause import UNKNOWN
+from controlplane.diagnosis.selectors import Story
 
 register = template.Library()
 
@@ -110,6 +114,22 @@ def percent(share: float | None, decimals: int = 2) -> str:
 def part(share: float | None) -> str:
     """A share that promises nothing, rounded to three figures: 44.7 %, 0.58 %, 73 %."""
     return NOTHING if share is None else significant(share * 100) + SPACE + "%"
+
+
+@register.filter
+def reason(told: Story) -> SafeString:
+    """What stands after “what”: the reason bold, the word *because* muted.
+
+    A reason that holds the word itself, or says that there is none, is a sentence of its own.
+    """
+    because = _("because")
+    lead, found, rest = told.because.partition(f" {because} ")
+    if told.cause == UNKNOWN:
+        return format_html(". {}", capfirst(told.because))
+    if not found:
+        return format_html(' <span class="k">{}</span> <b>{}</b>', because, told.because)
+    word = format_html('<span class="k">{}</span>', because)
+    return format_html(". <b>{}</b> {} <b>{}</b>", capfirst(lead), word, rest)
 
 
 @register.filter
