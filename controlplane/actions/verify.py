@@ -2,7 +2,7 @@
 
 Pure arithmetic, no Django. The share is compared, not a percentile: a percentile of a few hundred
 requests is a handful of them. Two one-sided tests of two proportions, each at 5 % in total over
-all looks (Bonferroni: 5 % ÷ looks a look). Requests of one window share one queue, so they are not
+all looks (Bonferroni: 5 % ÷ looks a look, and at the last look what was not spent). Requests of one window share one queue, so they are not
 independent: the variance is scaled by the spread between windows (quasi-binomial, never below 1)
 and the tail is Student's t with the windows' degrees of freedom, so that two windows against two
 prove only what is plain to see. An incident is noticed on its way up; that climb is a trend, not
@@ -119,7 +119,8 @@ def verdict(
             f"{sample.counts.total:.0f} requests in {len(sample.windows)} windows {which} the "
             f"change are too few to judge by ({EVENTS_MIN} in {WINDOWS_MIN} are needed)",
         )
-    alpha = ALPHA / looks
+    # The last look may come early (the queue took long to drain): it takes what is left of ALPHA.
+    alpha = ALPHA - (look - 1) * ALPHA / looks if last else ALPHA / looks
     p_better, p_worse = p_fell(before, after), p_fell(after, before)
     told = f"{_shares(before, after)} (look {look} of {looks}"
 

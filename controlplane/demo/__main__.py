@@ -55,7 +55,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=0.4,
         help="load before the shift, as a share of this machine's capacity",
     )
-    parser.add_argument("--load", type=float, default=1.0, help="load after the shift, likewise")
+    parser.add_argument("--load", type=float, default=0.95, help="load after the shift, likewise")
     parser.add_argument("--seed", type=int, default=1, help="seed of arrivals and lengths")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="replay the published Azure CSV instead"
