@@ -5,9 +5,9 @@
   static  the best of 12 fixed configurations, chosen in hindsight, the loop watching
 
 Control plane, agent, engine and this client run alike in every arm: only who may act, and the
-configuration, differ. Control runs six times as fast as by default (window 2.5 s, scrape 0.5 s, TTL 15 s), so
-that nine runs of 24 control windows under the high load fit in 15 minutes; `--norms` takes the
-default times. The queue itself is as slow as it is: this is hard on the loop, not easy.
+configuration, differ. Control runs six times as fast as by default (window 2.5 s, scrape 0.5 s,
+TTL 15 s), so that nine runs of 24 control windows under the high load fit in 15 minutes; `--norms`
+takes the default times. The queue itself is as slow as it is: this is hard on the loop, not easy.
 
 `python bench/loop.py quiet` is the other half: steady light load at the default times; nothing may
 happen, and it measures what watching costs.

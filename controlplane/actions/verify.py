@@ -1,12 +1,13 @@
 """Did it help? A sequential test of the share of bad requests, before against after.
 
 Pure arithmetic, no Django. The share is compared, not a percentile: a percentile of a few hundred
-requests is a handful of them. Two one-sided tests of two proportions, each at 5 % in total over
-all looks (Bonferroni: 5 % ÷ looks a look, and at the last look what was not spent). Requests of one window share one queue, so they are not
-independent: the variance is scaled by the spread between windows (quasi-binomial, never below 1)
-and the tail is Student's t with the windows' degrees of freedom, so that two windows against two
-prove only what is plain to see. An incident is noticed on its way up; that climb is a trend, not
-noise, so the spread of the side to be left is taken around its best non-decreasing fit.
+requests is a handful of them. Two one-sided tests of two proportions, each at 5 % in total over all
+looks (Bonferroni: 5 % ÷ looks a look, and at the last look what was not spent). Requests of one
+window share one queue, so they are not independent: the variance is scaled by the spread between
+windows (quasi-binomial, never below 1) and the tail is Student's t with the windows' degrees of
+freedom, so that two windows against two prove only what is plain to see. An incident is noticed on
+its way up; that climb is a trend, not noise, so the spread of the side to be left is taken around
+its best non-decreasing fit.
 
 Measured (1,500 seeded runs each; looks at 2, 3 and 4 windows of 100 requests after 2 to 4 before;
 the false positives again in tests/controlplane/actions/test_verify.py). Without effect *better*
