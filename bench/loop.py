@@ -5,9 +5,10 @@
   static  the best of 12 fixed configurations, chosen in hindsight, the loop watching
 
 Control plane, agent, engine and this client run alike in every arm: only who may act, and the
-configuration, differ. Control runs six times as fast as by default (window 2.5 s, scrape 0.5 s),
-so that nine runs of 24 control windows under the high load fit in 15 minutes; a trial may take 30
-s, because the queue it inherits drains no faster than ever. `--norms` takes the default times. The
+configuration, differ. The load shifts from calm and steady to bursts (engine.replay.bursts) of a
+mean well below what the engine sustains: whether crowds wait is then a matter of configuration, not
+of the last 5 % of the machine's speed. Control runs three times as fast as by default (every time
+divided by three), so that nine runs fit in 15 minutes; `--norms` takes the default times. The
 queue itself is as slow as it is: this is hard on the loop, not easy.
 
 `python bench/loop.py quiet` is the other half: steady light load at the default times; nothing may
@@ -36,7 +37,7 @@ import psutil
 
 from controlplane.demo.house import House, Ports
 from controlplane.demo.prepare import OBJECTIVES
-from engine.replay import Record, Replayer, Request, Status, Summary, arrivals, summarise
+from engine.replay import Record, Replayer, Request, Status, Summary, arrivals, bursts, summarise
 
 # 12 fixed configurations around the defaults (32, 2048, 512), on the knobs' own ladders.
 STATIC = [
@@ -45,9 +46,10 @@ STATIC = [
     for tokens, chunk in ((512, 128), (2048, 512), (4096, 2048))
 ]
 DEFAULTS = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "prefill_chunk_tokens": 512}
-FAST_SCRAPE_S = 0.5
+FINALISTS = 3  # of them, screened twice
+FAST_SCRAPE_S = 5.0 / 3
 FAST = {
-    "TRIMTAB_CONTROL_WINDOW_S": "2.5",
+    "TRIMTAB_CONTROL_WINDOW_S": "5",
     "TRIMTAB_ACTION_TTL_S": "30",
 }
 TTFT_S = OBJECTIVES[0]["spec"]["threshold_ms"] / 1000
@@ -185,17 +187,23 @@ def warm_up(built: House) -> None:
 
 
 def best_static(rate: float, seconds: float, settings: dict[str, str]) -> dict[str, int]:
-    """The configuration with the largest share inside, each under the same high load."""
-    requests = arrivals(1000, [(seconds, rate)], name="screen")
-    scores: list[tuple[float, dict[str, int]]] = []
+    """The configuration with the largest share inside, each under the same bursts.
+
+    The best FINALISTS of them meet other bursts, and the mean of both decides.
+    """
     with house(acting=False, settings=settings, scrape_s=FAST_SCRAPE_S) as built:
         warm_up(built)
-        for values in STATIC:
+
+        def scored(values: dict[str, int], seed: int) -> float:
+            requests = arrivals(seed, bursts(seed, seconds, rate), name="screen")
             built.configure(values, by="bench")
-            records, _, _ = drive(built, requests)
-            scores.append((share_inside(records), values))
-            say(f"  static {describe(values):<24} inside {scores[-1][0]:.3f}")
-    return max(scores, key=lambda score: score[0])[1]
+            score = share_inside(drive(built, requests)[0])
+            say(f"  static {describe(values):<24} inside {score:.3f}")
+            return score
+
+        first = sorted(((scored(v, 1000), v) for v in STATIC), key=lambda s: s[0], reverse=True)
+        both = [(score + scored(values, 1001), values) for score, values in first[:FINALISTS]]
+    return max(both, key=lambda score: score[0])[1]
 
 
 def describe(values: dict[str, Any]) -> str:
@@ -231,13 +239,14 @@ def compare(options: argparse.Namespace) -> int:
         capacity = probe.capacity().requests_per_s
     calm, high = options.calm * capacity, options.load * capacity
     say(f"capacity {capacity:.1f} requests/s: {calm:.1f} for {options.quiet_s:g} s, "
-        f"then {high:.1f} for {options.shift_s:g} s")  # fmt: skip
+        f"then {high:.1f} in bursts for {options.shift_s:g} s")  # fmt: skip
     static = best_static(high, options.screen_s, settings)
     say(f"  best static: {describe(static)}")
     arms = [("off", DEFAULTS), ("on", DEFAULTS), ("static", static)]
     runs: list[Run] = []
     for seed in range(options.seeds):
-        requests = arrivals(seed, [(options.quiet_s, calm), (options.shift_s, high)], name="bench")
+        phases = [(options.quiet_s, calm), *bursts(seed, options.shift_s, high)]
+        requests = arrivals(seed, phases, name="bench")
         for arm, values in arms[seed % 3 :] + arms[: seed % 3]:
             run = one_run(arm, seed, values, requests, options.quiet_s, settings, scrape_s)
             runs.append(run)
@@ -262,7 +271,7 @@ def judge(runs: list[Run], seeds: int, json_path: Path | None) -> int:
         say(f"time to {name}, s: {', '.join(f'{t:.0f}' for t in known) or 'never'} "
             f"({len(known)} of {seeds} seeds)")  # fmt: skip
     say(f"control plane and agent took at most {watching:.1%} of the machine "
-        "(at six times the default pace unless --norms)")  # fmt: skip
+        "(at three times the default pace unless --norms)")  # fmt: skip
     if json_path:
         json_path.write_text(json.dumps({"over_off": over_off, "over_static": over_static}))
     passed = [
@@ -321,9 +330,9 @@ def main() -> int:
     parser.add_argument("part", nargs="?", default="compare", choices=["compare", "quiet"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--calm", type=float, default=0.4, help="share of capacity, before")
-    parser.add_argument("--load", type=float, default=0.95, help="share of capacity, after")
-    parser.add_argument("--quiet-s", type=float, default=10)
-    parser.add_argument("--shift-s", type=float, default=60)
+    parser.add_argument("--load", type=float, default=0.75, help="share of capacity, after")
+    parser.add_argument("--quiet-s", type=float, default=5)
+    parser.add_argument("--shift-s", type=float, default=65)
     parser.add_argument("--screen-s", type=float, default=8)
     parser.add_argument("--minutes", type=float, default=10, help="length of the quiet part")
     parser.add_argument("--norms", action="store_true", help="the default times (longer runs)")

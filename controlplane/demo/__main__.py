@@ -22,6 +22,7 @@ from controlplane.demo.receiver import Receiver
 from controlplane.demo.screen import Screen
 from controlplane.demo.story import follow
 from engine.replay import (
+    BURST_LOAD,
     LENGTH_DIVISOR,
     OUTPUT_TOKENS_MAX,
     PROMPT_TOKENS_MAX,
@@ -30,6 +31,7 @@ from engine.replay import (
     Request,
     Status,
     arrivals,
+    bursts,
     read_azure_csv,
     summarise,
 )
@@ -45,7 +47,8 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description="Control plane, engine, agent and load on this machine: watch the loop close.",
         epilog="Arrivals and lengths have the statistics of the Azure LLM inference trace 2023 "
         f"(conversation); lengths ÷ {LENGTH_DIVISOR}, at most {PROMPT_TOKENS_MAX} in and "
-        f"{OUTPUT_TOKENS_MAX} out.",
+        f"{OUTPUT_TOKENS_MAX} out. After the shift, a second in four brings {BURST_LOAD:g} times "
+        "the mean, as when a crowd comes at once.",
     )
     parser.add_argument("--quiet-min", type=float, default=3.0, help="minutes before the shift")
     parser.add_argument("--minutes", type=float, default=30.0, help="minutes in all")
@@ -55,7 +58,12 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=0.4,
         help="load before the shift, as a share of this machine's capacity",
     )
-    parser.add_argument("--load", type=float, default=0.95, help="load after the shift, likewise")
+    parser.add_argument(
+        "--load",
+        type=float,
+        default=0.75,
+        help="load after the shift, likewise: it comes in bursts",
+    )
     parser.add_argument("--seed", type=int, default=1, help="seed of arrivals and lengths")
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="replay the published Azure CSV instead"
@@ -115,10 +123,11 @@ def open_house(house: House, chosen: argparse.Namespace, screen: Screen) -> list
         capacity = house.capacity().requests_per_s
         calm, high = chosen.calm * capacity, chosen.load * capacity
         quiet_s = chosen.quiet_min * 60
-        phases = [(quiet_s, calm), (max(60.0, chosen.minutes * 60 - quiet_s), high)]
+        shifted_s = max(60.0, chosen.minutes * 60 - quiet_s)
+        phases = [(quiet_s, calm), *bursts(chosen.seed, shifted_s, high)]
         requests = arrivals(chosen.seed, phases, name="demo")
         load = (
-            f"{calm:.0f} requests/s, after {chosen.quiet_min:g} minutes {high:.0f} "
+            f"{calm:.0f} requests/s, after {chosen.quiet_min:g} minutes {high:.0f} in bursts "
             f"({chosen.calm:.0%} and {chosen.load:.0%} of this machine's {capacity:.0f})"
         )
     screen.step("starting control plane, engine, agent")

@@ -15,6 +15,7 @@ from engine.replay import (
     Request,
     Status,
     arrivals,
+    bursts,
     calibrate,
     read_azure_csv,
     summarise,
@@ -64,6 +65,15 @@ def test_every_phase_has_its_own_rate_and_ids_are_unique() -> None:
 def test_a_phase_that_is_none_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"phase \(0, 5\.0\): allowed: seconds above 0"):
         arrivals(0, [(0, 5.0)])
+
+
+def test_bursts_keep_the_mean_and_come_in_a_quarter_of_the_time() -> None:
+    phases = bursts(1, 2000.0, 10.0)
+    assert sum(seconds for seconds, _ in phases) == pytest.approx(2000.0)
+    assert sum(s * rate for s, rate in phases) / 2000.0 == pytest.approx(10.0, rel=0.05)
+    high = sum(seconds for seconds, rate in phases if rate > 10.0)
+    assert high / 2000.0 == pytest.approx(0.25, rel=0.05)
+    assert phases != bursts(2, 2000.0, 10.0)
 
 
 def test_the_published_csv_is_read_scaled_and_capped(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Requests wait because the engine may not run more at once, though it has room to.
 
 Runbook: docs/causes/running_cap_too_small.md. The bars follow from what the cause means: a cap that
-explains most of the harm binds most of the time, and most of the latency is spent in the queue.
+explains most of the harm binds most of the time that anyone waits, and most of the latency is spent
+in the queue. How often anyone waits decides nothing: bursts harm most of the requests in a small
+part of the time.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from controlplane.diagnosis.cause import (
 
 CAP = "max_num_seqs"
 AT_CAP = 0.95  # "at the cap", or one below it: a place is empty for a moment when a request ends
-BOUND_SHARE_MIN = 0.5  # the cap binds for most of the time
+BOUND_SHARE_MIN = 0.5  # the cap binds for most of the time that anyone waits
+LOOKS_MIN = 2  # one look at a queue may be chance
 QUEUE_SHARE_MIN = 0.5  # most of the latency is waiting
 KV_USED_MAX = 0.9  # above it more running requests would be preempted, not served
 KV_USED_AFTER_MAX = 0.95  # what the remedy may fill, were KV to grow with the running requests
@@ -85,29 +88,32 @@ def _objective_fact(scene: Scene) -> Fact:
 
 
 def _bound_fact(scene: Scene, cap: float | None, running: Track) -> Fact:
-    """Share of time with running ≥ 0.95 × cap while anyone waited."""
+    """Of the time that anyone waited, the share with running ≥ 0.95 × cap."""
     bar = max(1.0, min(AT_CAP * cap, cap - 1)) if cap else math.inf
-    steps = [
-        1.0 if r >= bar and w > 0 else 0.0
+    both = [
+        (r, w)
         for r, w in zip(scene.steps(RUNNING), scene.steps(WAITING), strict=False)
         if cap and not (math.isnan(r) or math.isnan(w))
     ]
-    share = mean(steps)
+    waited = [r >= bar for r, w in both if w > 0]
+    share = mean([float(bound) for bound in waited])
     if cap is None:
         text = "The running cap is not known: no agent reads this engine's configuration"
-    elif share is None:
+    elif not both:
         text = "How many requests ran and waited was not measured"
+    elif share is None:
+        text = f"Nobody was seen to wait, in {len(both)} looks"
     else:
         text = (
-            f"{share:.0%} of the time all of the {cap:g} requests allowed to run did "
-            "while others waited"
+            f"Requests were seen to wait in {len(waited)} of {len(both)} looks, and {share:.0%} of "
+            f"those times all of the {cap:g} allowed to run did"
         )
     return measured(
         text,
-        share is not None and share >= BOUND_SHARE_MIN,
+        share is not None and share >= BOUND_SHARE_MIN and len(waited) >= LOOKS_MIN,
         track=running,
         metric=RUNNING,
-        unit="share of time",
+        unit="share of the time with a queue",
         value=share,
         threshold=BOUND_SHARE_MIN,
         required=True,
