@@ -7,8 +7,8 @@
 Control plane, agent, engine and this client run alike in every arm: only who may act, and the
 configuration, differ. The load shifts from calm and steady to bursts (engine.replay.bursts) of a
 mean well below what the engine sustains: whether crowds wait is then a matter of configuration, not
-of the last 5 % of the machine's speed. Control runs three times as fast as by default (every time
-divided by three), so that nine runs fit in 15 minutes; `--norms` takes the default times. The
+of the last 5 % of the machine's speed. Control runs four times as fast as by default (every time
+divided by four), so that nine runs fit in 15 minutes; `--norms` takes the default times. The
 queue itself is as slow as it is: this is hard on the loop, not easy.
 
 `python bench/loop.py quiet` is the other half: steady light load at the default times; nothing may
@@ -47,10 +47,10 @@ STATIC = [
 ]
 DEFAULTS = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "prefill_chunk_tokens": 512}
 FINALISTS = 3  # of them, screened twice
-FAST_SCRAPE_S = 5.0 / 3
+FAST_SCRAPE_S = 1.25
 FAST = {
-    "TRIMTAB_CONTROL_WINDOW_S": "5",
-    "TRIMTAB_ACTION_TTL_S": "30",
+    "TRIMTAB_CONTROL_WINDOW_S": "3.75",
+    "TRIMTAB_ACTION_TTL_S": "22.5",
 }
 TTFT_S = OBJECTIVES[0]["spec"]["threshold_ms"] / 1000
 TPOT_S = OBJECTIVES[1]["spec"]["threshold_ms"] / 1000
@@ -271,7 +271,7 @@ def judge(runs: list[Run], seeds: int, json_path: Path | None) -> int:
         say(f"time to {name}, s: {', '.join(f'{t:.0f}' for t in known) or 'never'} "
             f"({len(known)} of {seeds} seeds)")  # fmt: skip
     say(f"control plane and agent took at most {watching:.1%} of the machine "
-        "(at three times the default pace unless --norms)")  # fmt: skip
+        "(at four times the default pace unless --norms)")  # fmt: skip
     if json_path:
         json_path.write_text(json.dumps({"over_off": over_off, "over_static": over_static}))
     passed = [
@@ -332,8 +332,8 @@ def main() -> int:
     parser.add_argument("--calm", type=float, default=0.4, help="share of capacity, before")
     parser.add_argument("--load", type=float, default=0.75, help="share of capacity, after")
     parser.add_argument("--quiet-s", type=float, default=5)
-    parser.add_argument("--shift-s", type=float, default=65)
-    parser.add_argument("--screen-s", type=float, default=8)
+    parser.add_argument("--shift-s", type=float, default=72)
+    parser.add_argument("--screen-s", type=float, default=6)
     parser.add_argument("--minutes", type=float, default=10, help="length of the quiet part")
     parser.add_argument("--norms", action="store_true", help="the default times (longer runs)")
     parser.add_argument("--json", type=Path, help="write the ratios here")

@@ -50,9 +50,9 @@ OUTPUT_TOKENS = (7, 16, 41, 54, 77, 91, 103, 129, 177, 217, 384, 400, 424, 451, 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 CONNECTIONS_MAX = 4096
 ANSWER_S_MAX = 60.0
-# A crowd that comes at once (an agent's fan-out, a mail to all): one second in four.
-BURST_S, BURST_LOAD = 1.0, 2.4
-LULL_S, LULL_LOAD = (2.0, 4.0), 1.6 / 3.0
+# A crowd that comes at once (an agent's fan-out, a mail to all): a quarter of the time.
+BURST_S, BURST_LOAD = 0.75, 2.8
+LULL_S, LULL_LOAD = (1.5, 3.0), 0.4
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def arrivals(seed: int, phases: Sequence[tuple[float, float]], *, name: str = "r
 def bursts(seed: int, duration_s: float, rate: float) -> list[tuple[float, float]]:
     """Phases for `arrivals` with `rate` requests/s on average, in bursts.
 
-    A second at BURST_LOAD times the rate follows each lull of 2 to 4 seconds (uniform) at
-    LULL_LOAD times. Not from the trace: its seconds are calmer (index of dispersion 1.4).
+    BURST_S at BURST_LOAD times the rate follow each lull of LULL_S (uniform) at LULL_LOAD times.
+    Not from the trace: its seconds are calmer (index of dispersion 1.4).
     """
     rng = np.random.default_rng([seed, 1])
     phases: list[tuple[float, float]] = []

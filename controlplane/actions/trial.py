@@ -62,7 +62,12 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
     queue = _queue(action, reader, now)
     before, after = _samples(action, incident.objective, reader, queue.gone_at)
     guards = [
-        verify.Guard(other.name, other.budget, *_samples(action, other, reader, queue.gone_at))
+        verify.Guard(
+            other.name,
+            other.target,
+            other.fast_burn,
+            *_samples(action, other, reader, queue.gone_at),
+        )
         for other in Objective.objects.filter(
             tenant=action.tenant_id, service=incident.objective.service, enabled=True
         ).exclude(pk=incident.objective_id)
@@ -70,6 +75,7 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
     result = verify.verdict(
         before,
         after,
+        budget=incident.objective.budget,
         looks=looks,
         last=now >= end,
         guards=guards,

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from slo.budget import Counts
+from slo.budget import Counts, bad_share_bar
 
 ALPHA = 0.05
 WINDOWS_MIN = 2
@@ -78,9 +78,14 @@ class Guard:
     """Another objective of the same service, which the action must not break."""
 
     name: str
-    budget: float
+    target: float
+    fast_burn: float
     before: Sample
     after: Sample
+
+    @property
+    def added_burn(self) -> float:
+        return (self.after.share - self.before.share) / (1 - self.target)
 
 
 @dataclass(frozen=True)
@@ -103,14 +108,17 @@ def verdict(
     before: Sample,
     after: Sample,
     *,
+    budget: float,
     looks: int,
     last: bool,
     guards: Sequence[Guard] = (),
 ) -> Result:
     """Better, worse, inconclusive (only when `last`), or wait.
 
-    `looks` is how many will be taken at most. Worse also when the objective got better but a guard
-    objective got worse and now spends more than its budget.
+    `budget` is the objective's, `looks` how many will be taken at most. A guard that got worse and
+    now spends more than its budget makes it worse when that would be an incident of its own, or
+    costs its promise at least the burn (bad share ÷ budget) that this one was spared. A smaller
+    price is told and paid: undoing 33 % of late first tokens for 1.4 % of slow ones helps nobody.
     """
     look = len(after.windows) - WINDOWS_MIN + 1
     if not before.enough or not after.enough:
@@ -132,13 +140,13 @@ def verdict(
     def result(kind: Verdict, p: float, more: str = "") -> Result:
         return Result(kind, f"{told}, p = {p:.2g}){more}", p_better, p_worse, look)
 
-    broken = next((g for g in guards if _broken(g, alpha)), None)
-    if broken is not None:
-        link = "but" if p_better < alpha else "and"
-        shares = _shares(broken.before, broken.after)
-        return result(Verdict.WORSE, p_better, f"; {link} “{broken.name}” got worse: {shares}")
+    saved_burn = (before.share - after.share) / budget
+    harmed = [g for g in guards if _harmed(g, alpha)]
+    price = "".join(f"; “{g.name}” got worse: {_shares(g.before, g.after)}" for g in harmed)
+    if any(_broken(g, saved_burn) for g in harmed):
+        return result(Verdict.WORSE, p_better, price)
     if p_better < alpha and after.load >= LOAD_SHARE_MIN * before.load:
-        return result(Verdict.BETTER, p_better)
+        return result(Verdict.BETTER, p_better, price)
     if p_worse < alpha and before.load >= LOAD_SHARE_MIN * after.load:
         return result(Verdict.WORSE, p_worse)
     more = ""
@@ -211,11 +219,17 @@ def t_tail(t: float, freedom: float, *, slices: int = 100) -> float:
     return min(1.0, math.exp(log_scale) / math.sqrt(math.pi) * total * width / 3)
 
 
-def _broken(guard: Guard, alpha: float) -> bool:
+def _harmed(guard: Guard, alpha: float) -> bool:
     """Measured on both sides, significantly worse, and now over its budget."""
     if not guard.before.enough or not guard.after.enough:
         return False
-    return guard.after.share > guard.budget and p_fell(guard.after, guard.before) < alpha
+    return guard.after.share > 1 - guard.target and p_fell(guard.after, guard.before) < alpha
+
+
+def _broken(guard: Guard, saved_burn: float) -> bool:
+    """Its windows are bad (NORMS, Time), or it lost as much as the objective gained."""
+    bar = bad_share_bar(guard.target, guard.fast_burn)
+    return guard.after.share > bar or guard.added_burn >= saved_burn
 
 
 def _wait(last: bool, sentence: str) -> Result:

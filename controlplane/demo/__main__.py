@@ -47,8 +47,8 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         description="Control plane, engine, agent and load on this machine: watch the loop close.",
         epilog="Arrivals and lengths have the statistics of the Azure LLM inference trace 2023 "
         f"(conversation); lengths ÷ {LENGTH_DIVISOR}, at most {PROMPT_TOKENS_MAX} in and "
-        f"{OUTPUT_TOKENS_MAX} out. After the shift, a second in four brings {BURST_LOAD:g} times "
-        "the mean, as when a crowd comes at once.",
+        f"{OUTPUT_TOKENS_MAX} out. After the shift, a quarter of the time brings {BURST_LOAD:g} "
+        "times the mean, as when a crowd comes at once.",
     )
     parser.add_argument("--quiet-min", type=float, default=3.0, help="minutes before the shift")
     parser.add_argument("--minutes", type=float, default=30.0, help="minutes in all")

@@ -27,7 +27,12 @@ def sample(*bad: float, total: float = 100, arrivals: float | None = None) -> Sa
 
 
 def look(before: Sample, after: Sample, **more: object) -> Result:
-    return verdict(before, after, looks=3, **{"last": False, **more})  # type: ignore[arg-type]
+    more = {"budget": 0.01, "looks": 3, "last": False, **more}
+    return verdict(before, after, **more)  # type: ignore[arg-type]
+
+
+def guard(old: Sample, new: Sample, target: float = 0.95, fast_burn: float = 14.4) -> Guard:
+    return Guard("TPOT within 100 ms", target, fast_burn, old, new)
 
 
 class Draws:
@@ -87,8 +92,8 @@ def test_what_is_not_better_says_so_first() -> None:
     )
     result = look(sample(50, 52), sample(49, 50), last=True)
     assert result.sentence.startswith("not proved to be better, the share of bad requests fell")
-    guard = Guard("Requests answered", 0.01, sample(0, 0), sample(30, 32))
-    assert "; and “Requests answered” got worse" in look(before, before, guards=[guard]).sentence
+    other = guard(sample(0, 0), sample(30, 32))
+    assert "; “TPOT within 100 ms” got worse" in look(before, before, guards=[other]).sentence
 
 
 def test_worse_is_said_before_the_time_is_up() -> None:
@@ -130,12 +135,28 @@ def test_more_load_is_not_blamed_on_the_knob() -> None:
     assert look(before, after).verdict is None
 
 
-def test_better_here_and_broken_there_is_worse() -> None:
+NONE = sample(0, 0, total=1000)
+
+
+def test_better_here_and_an_incident_there_is_worse() -> None:
     before, after = sample(90, 95), sample(1, 2)
-    guard = Guard("TTFT within 500 ms", 0.05, sample(1, 2), sample(60, 70))
-    result = look(before, after, guards=[guard])
+    result = look(before, after, guards=[guard(sample(1, 2), sample(60, 70))])
     assert result.verdict == Verdict.WORSE
-    assert "; but “TTFT within 500 ms” got worse" in result.sentence
+    assert "; “TPOT within 100 ms” got worse" in result.sentence
+
+
+def test_a_price_below_what_was_saved_is_told_and_paid() -> None:
+    before, after = sample(33, 35), sample(0, 0)
+    result = look(before, after, guards=[guard(NONE, sample(80, 90, total=1000))])
+    assert result.verdict == Verdict.BETTER
+    assert "“TPOT within 100 ms” got worse: the share of bad requests rose" in result.sentence
+
+
+def test_a_price_of_all_that_was_saved_is_worse() -> None:
+    before, after = sample(80, 90, total=1000), sample(40, 40, total=1000)
+    price = guard(NONE, sample(240, 260, total=1000))  # 5 times its budget, for 4.5 times
+    assert look(before, after, guards=[price]).verdict == Verdict.WORSE
+    assert look(before, after, budget=0.005, guards=[price]).verdict != Verdict.WORSE
 
 
 @pytest.mark.parametrize(
@@ -147,7 +168,7 @@ def test_better_here_and_broken_there_is_worse() -> None:
     ],
 )
 def test_a_guard_that_keeps_its_promise_does_not_object(old: Sample, new: Sample) -> None:
-    result = look(sample(90, 95), sample(1, 2), guards=[Guard("g", 0.05, old, new)])
+    result = look(sample(90, 95), sample(1, 2), guards=[guard(old, new)])
     assert result.verdict == Verdict.BETTER
 
 
