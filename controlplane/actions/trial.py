@@ -21,12 +21,13 @@ from tracing.types import Grid, Reader, Signal
 # The newest windows before the change: more of them would compare with the way into the incident.
 BEFORE_WINDOWS_MAX = 4
 AFTER_WINDOWS_MAX = 20
-# A queue is going down while a window's is this much shorter than the one before …
+# A queue is going down while it is this much shorter than it ever was since the change: bursts make
+# it come and go, and a comparison with the window before would see it fall again and again.
 FALLING = 0.9
-# … and was growing if it grew this much over the windows before the change, and never fell, to at
-# least so many requests: shorter ones come and go.
+# It was growing if it grew this much over the windows before the change, and never fell.
 GROWN = 2.0
-GROWN_MIN = 5.0
+# Requests, a mean over a window: shorter queues come and go.
+QUEUE_MIN = 5.0
 # The last look is a pass and this much before the agent's own revert, so that it hears of it first.
 ANSWER_S = 4.0
 WAITING = "vllm:num_requests_waiting"
@@ -148,14 +149,14 @@ def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
     past = Grid(changed_at - BEFORE_WINDOWS_MAX * window, changed_at, window_s)
     found = _waiting(action, reader, past)
     since = Grid(changed_at, changed_at + windows * window, window_s)
-    gone_at, last, resting = changed_at + window, math.inf, 0
+    gone_at, last, lowest, resting = changed_at + window, math.inf, math.inf, 0
     for end, waiting in zip(since.ends(), _waiting(action, reader, since), strict=False):
-        if waiting < FALLING * last:
-            gone_at, resting = end, 0
+        if waiting < FALLING * lowest:
+            gone_at, lowest, resting = end, waiting, 0
         else:
             resting += 1
         last = waiting
-        if waiting <= 1 or resting == verify.WINDOWS_MIN:
+        if waiting <= QUEUE_MIN or resting == verify.WINDOWS_MIN:
             break
     known = found and not math.isnan(found[-1])
     told = f"{found[-1]:,.0f} requests before the change, " if known else ""
@@ -164,7 +165,7 @@ def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
     if rests and _grew(found) and last >= FALLING * found[-1]:
         words = f"no better, as the queue, which was growing, has not gone down {told}"
         return Queue(gone_at, stays=True, words=words)
-    if rests or not 1 < last < math.inf:  # at rest, gone, or not measured
+    if rests or not QUEUE_MIN < last < math.inf:  # at rest, gone, or not measured
         return Queue(gone_at)
     return Queue(
         gone_at,
@@ -177,7 +178,7 @@ def _grew(waiting: Sequence[float]) -> bool:
     return (
         len(waiting) > 1
         and all(later >= FALLING * earlier for earlier, later in steps)
-        and waiting[-1] >= max(GROWN_MIN, GROWN * waiting[0])
+        and waiting[-1] >= max(QUEUE_MIN, GROWN * waiting[0])
     )
 
 

@@ -37,7 +37,9 @@ def windows(found: Queue) -> float:
     ("before", "after", "skipped"),
     [
         ([0, 0, 0, 0], [0, 0, 0], 1),  # none
-        ([0, 10, 20, 30], [40, 20, 5, 0, 0], 4),  # goes down
+        ([0, 10, 20, 30], [40, 20, 8, 0, 0], 4),  # goes down
+        ([0, 10, 20, 30], [40, 20, 5, 0, 0], 3),  # what is left is too short to speak of
+        ([12, 15, 11, 14], [9, 12, 8.5, 10], 1),  # comes and goes: bursts
         ([0, 10, 20, 30], [30, 24, 23, 12, 12, 12], 4),  # slower for a moment
         ([0, 10, 20, 30], [20, 20, 20], 1),  # rests lower than it was
         ([30, 31, 30, 31], [30, 31, 30], 1),  # as steady as before: the setting's own
