@@ -330,7 +330,7 @@ def main() -> int:
     parser.add_argument("part", nargs="?", default="compare", choices=["compare", "quiet"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--calm", type=float, default=0.4, help="share of capacity, before")
-    parser.add_argument("--load", type=float, default=0.8, help="share of capacity, after")
+    parser.add_argument("--load", type=float, default=0.78, help="share of capacity, after")
     parser.add_argument("--quiet-s", type=float, default=5)
     parser.add_argument("--shift-s", type=float, default=72)
     parser.add_argument("--screen-s", type=float, default=6)
