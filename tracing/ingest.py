@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,10 +24,15 @@ from tracing.limits import Limits
 from tracing.samples import SampleDecoder, SeriesCache
 from tracing.spans import SpanDecoder
 from tracing.store.store import Store
+from tracing.wire import Encoding
 
 
 class QueueFull(RuntimeError):
     """More is waiting to become durable than the limits allow; send it again later."""
+
+
+class Draining(RuntimeError):
+    """This process is about to end and takes nothing new; send it again to the next one."""
 
 
 class NotStored(RuntimeError):
@@ -41,10 +45,13 @@ class Accepted:
 
     rejected: int
     reasons: Mapping[str, int]
+    first: str = ""
 
     @property
     def message(self) -> str:
-        return ", ".join(f"{reason}: {count}" for reason, count in sorted(self.reasons.items()))
+        """Every reason with its count, then the first fault in words; empty when all was kept."""
+        counts = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.reasons.items()))
+        return f"{counts}; first: {self.first}" if self.first else counts
 
 
 class Meters:
@@ -83,7 +90,7 @@ class Room:
         self.rows = 0
 
     def take(self, size_bytes: int = 0, rows: int = 0) -> None:
-        """Raises QueueFull, and then takes nothing."""
+        """Raises QueueFull or Draining, and then takes nothing."""
         self._door.reserve(size_bytes, rows)
         self.bytes += size_bytes
         self.rows += rows
@@ -145,11 +152,14 @@ class Door:
             over_rows = self._rows + rows > self.limits.queue_spans_max
             # A request larger than the whole queue may pass alone, or it never could.
             alone = not size_bytes and self._rows == 0
-            full = self._closing or over_bytes or (over_rows and not alone)
-            if not full:
+            full = over_bytes or (over_rows and not alone)
+            closing = self._closing
+            if not full and not closing:
                 self._bytes += size_bytes
                 self._rows += rows
             self._measure()
+        if closing:
+            raise Draining("The door is closing")
         if full:
             self.meters.rejected.labels("queue_full").inc()
             raise QueueFull(
@@ -171,26 +181,39 @@ class Door:
 
     # --- the two signals -----------------------------------------------------------------------
 
-    async def traces(self, tenant: str, body: Callable[[], bytes], room: Room) -> Accepted:
+    async def traces(
+        self,
+        tenant: str,
+        body: Callable[[], bytes],
+        room: Room,
+        encoding: Encoding = Encoding.PROTOBUF,
+    ) -> Accepted:
         """Store an ExportTraceServiceRequest; `body` is called in a thread (it may decompress).
 
-        Returns when durable. Raises Undecodable, QueueFull, NotStored, and whatever `body` does.
+        Returns when durable. Raises Undecodable, QueueFull, Draining, NotStored, and whatever
+        `body` does.
         """
 
         def decode() -> tuple[Accepted, _Waiting]:
-            decoded = self._spans.decode(tenant, body())
+            decoded = self._spans.decode(tenant, body(), encoding)
             return self._account(decoded), _Waiting({"spans": decoded.rows})
 
         accepted, spans = await self._store_durably(decode, room)
         self.meters.spans.inc(spans)
         return accepted
 
-    async def metrics(self, tenant: str, body: Callable[[], bytes], room: Room) -> Accepted:
+    async def metrics(
+        self,
+        tenant: str,
+        body: Callable[[], bytes],
+        room: Room,
+        encoding: Encoding = Encoding.PROTOBUF,
+    ) -> Accepted:
         """As `traces`, for an ExportMetricsServiceRequest."""
         fresh: dict[int, int] = {}
 
         def decode() -> tuple[Accepted, _Waiting]:
-            decoded = self._samples.decode(tenant, body())
+            decoded = self._samples.decode(tenant, body(), encoding)
             fresh.update(decoded.fresh)
             # Series first: a sample whose series is unknown could never be found.
             waiting = _Waiting({"series": decoded.series, "samples": decoded.rows})
@@ -202,11 +225,12 @@ class Door:
         return accepted
 
     def _account(self, decoded: Any) -> Accepted:
-        for reason, count in decoded.rejected.items():
+        rejected = decoded.rejected
+        for reason, count in rejected.reasons.items():
             self.meters.rejected.labels(reason).inc(count)
         for reason, count in decoded.trimmed.items():
             self.meters.trimmed.labels(reason).inc(count)
-        return Accepted(decoded.rejected.total(), Tally(decoded.rejected))
+        return Accepted(rejected.reasons.total(), rejected.reasons, rejected.first)
 
     async def _store_durably(
         self, decode: Callable[[], tuple[Accepted, _Waiting]], room: Room
@@ -220,7 +244,7 @@ class Door:
                 room.take(rows=waiting.rows)
                 with self._lock:
                     if self._closing:
-                        raise QueueFull("The door is closing")
+                        raise Draining("The door is closing")
                     self._queue.append(waiting)
         finally:
             with self._lock:

@@ -15,9 +15,21 @@ from typing import Any
 
 import numpy as np
 
+from tracing import search as searching
 from tracing import sql, wiring
 from tracing.store.store import Parameter, Store
-from tracing.types import Grid, HistogramSeries, Labels, Reader, Series, ShareSeries, Span
+from tracing.types import (
+    Grid,
+    HeatCell,
+    HistogramSeries,
+    Labels,
+    Place,
+    Reader,
+    Series,
+    ShareSeries,
+    Span,
+    TraceSearch,
+)
 from tracing.windows import (
     Floats,
     Ints,
@@ -198,14 +210,42 @@ class StoreReader:
             {column: value for column, value in filters.items() if value is not None},
             measure if slowest else None,
         )
-        times: dict[str, Parameter] = {
-            "start_ns": _nanoseconds(start),
-            "end_ns": _nanoseconds(end),
-            "limit": limit,
-        }
-        return _spans(self._store.query(text, {**parameters, "tenant": self._tenant, **times}))
+        times = self._between(start, end)
+        return _spans(self._store.query(text, {**parameters, **times, "limit": limit}))
+
+    def traces(
+        self,
+        search: TraceSearch,
+        *,
+        slowest: bool = False,
+        after: Place | None = None,
+        limit: int = 50,
+    ) -> list[Span]:
+        if not 1 <= limit <= searching.TRACES_MAX:
+            raise ValueError(f"limit={limit}, allowed: 1 to {searching.TRACES_MAX}")
+        columns = sql.SPAN_COLUMNS
+        text, parameters = searching.traces(columns, search, slowest=slowest, after=after)
+        times = self._between(search.start, search.end)
+        return _spans(self._store.query(text, {**parameters, **times, "limit": limit}))
+
+    def latency_heat(
+        self, search: TraceSearch, *, step_s: float, bounds_s: Sequence[float]
+    ) -> list[HeatCell]:
+        grid = Grid(search.start, search.end, step_s)
+        text, parameters = searching.heat(search, [round(bound * 1e9) for bound in bounds_s])
+        parameters |= {"step_ns": round(step_s * 1e9), "windows": grid.count}
+        times = self._between(search.start, search.end)
+        rows = self._store.query(text, {**parameters, **times}).to_pylist()
+        return [HeatCell(row["w"], row["b"], row["count"], row["failed"]) for row in rows]
 
     # --- from the store ------------------------------------------------------------------------
+
+    def _between(self, start: datetime, end: datetime) -> dict[str, Parameter]:
+        return {
+            "tenant": self._tenant,
+            "start_ns": _nanoseconds(start),
+            "end_ns": _nanoseconds(end),
+        }
 
     def _table(
         self,

@@ -11,18 +11,20 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 
-from tracing import wire
+from tracing import wire, wire_json
 from tracing.limits import Limits
 from tracing.memo import Memo
+from tracing.rejected import Rejected, quoted
 
 _CUMULATIVE = 2
 _NO_RECORDED_VALUE = 1  # DataPointFlags
@@ -33,6 +35,21 @@ _IDENTITY = {
     "node": "host.name",
 }
 _UNSUPPORTED = ("exponential_histogram", "summary")
+WORDS = {
+    "unsupported_exponential_histogram": "exponential histograms are not supported, those with "
+    "explicit bounds are",
+    "unsupported_summary": "summaries are not supported, histograms are",
+    "delta_temporality": "its temporality is not cumulative (2), the only one supported",
+    "invalid_metric_name": "a metric needs a name, of at most {limits.name_chars_max} bytes",
+    "too_many_samples": "a request may hold {limits.request_samples_max} samples",
+    "invalid_time": "its time is before 1970 or more than {limits.ahead_s_max} s ahead",
+    "no_value": "it holds neither as_double nor as_int",
+    "too_many_labels": "it has more than {limits.series_labels_max} labels, or a longer one than "
+    "{limits.name_chars_max} characters, its value {limits.value_chars_max}",
+    "too_many_buckets": "it has more than {limits.histogram_buckets_max} buckets",
+    "invalid_buckets": "its bounds do not ascend, or are not one fewer than its buckets",
+    "undecodable_attributes": "an attribute is malformed, or nested too deeply",
+}
 
 
 @dataclass
@@ -42,7 +59,7 @@ class DecodedMetrics:
     rows: Any
     series: Any
     fresh: dict[int, int]
-    rejected: Counter[str] = field(default_factory=Counter)
+    rejected: Rejected = field(default_factory=Rejected)
     trimmed: Counter[str] = field(default_factory=Counter)
 
 
@@ -128,8 +145,11 @@ class _Rows:
             self.places.append((place, time_ms))
 
 
+_Read = Callable[[tuple[str, bytes], bytes, Any, _Rows], str | None]
+
+
 class SampleDecoder:
-    """Turns MetricsRequest bytes into rows. Not thread-safe: one per thread."""
+    """Turns metrics requests into rows. Not thread-safe: one per thread."""
 
     def __init__(self, limits: Limits, cache: SeriesCache) -> None:
         self._limits = limits
@@ -138,13 +158,20 @@ class SampleDecoder:
             bytes_max=limits.memo_bytes_max, item_bytes_max=limits.memo_item_bytes_max
         )
 
-    def decode(self, tenant: str, body: bytes) -> DecodedMetrics:
+    def decode(
+        self, tenant: str, body: bytes, encoding: wire.Encoding = wire.Encoding.PROTOBUF
+    ) -> DecodedMetrics:
         """Rows of `samples` and `series`. Raises Undecodable; then nothing of it is kept."""
-        request = wire.parse(wire.MetricsRequest, body)
         decoded = DecodedMetrics(None, None, {})
+        if encoding is wire.Encoding.JSON:
+            most = self._limits.request_samples_max
+            request = wire_json.metrics_request(body, points_max=most, rejected=decoded.rejected)
+        else:
+            request = wire.parse(wire.MetricsRequest, body)
         rows = _Rows(time.time_ns() // 1_000_000 + self._limits.ahead_s_max * 1000)
         for resource_metrics in request.resource_metrics:
             origin = (tenant, resource_metrics.resource)
+            wire.resource_attributes(resource_metrics.resource)  # all of it or nothing
             for scope in resource_metrics.scope_metrics:
                 for metric in scope.metrics:
                     self._metric(origin, metric, rows, decoded.rejected)
@@ -161,7 +188,7 @@ class SampleDecoder:
         return decoded
 
     def _metric(
-        self, origin: tuple[str, bytes], metric: Any, rows: _Rows, rejected: Counter[str]
+        self, origin: tuple[str, bytes], metric: Any, rows: _Rows, rejected: Rejected
     ) -> None:
         kind = metric.WhichOneof("value")
         if kind is None:
@@ -175,18 +202,33 @@ class SampleDecoder:
         elif not metric.name or len(metric.name) > self._limits.name_chars_max:
             reason = "invalid_metric_name"
         if reason:
-            rejected[reason] += len(points)
+            if points:
+                rejected.add(reason, partial(self._words, reason, metric), len(points))
             return
         read = self._histogram if kind == "histogram" else self._number
-        for point in points:
-            if point.flags & _NO_RECORDED_VALUE:
-                continue
-            if len(rows.series) >= self._limits.request_samples_max:
-                rejected["too_many_samples"] += 1
-            elif not 0 < point.time // 1_000_000 <= rows.latest_ms:
-                rejected["invalid_time"] += 1
-            elif problem := read(origin, metric.name, point, rows):
-                rejected[problem] += 1
+        for place, point in enumerate(points):
+            if reason := self._point(read, origin, metric.name, point, rows):
+                rejected.add(reason, partial(self._words, reason, metric, place))
+
+    def _words(self, reason: str, metric: Any, place: int = 0) -> str:
+        """What is wrong with that point of a metric, in a line."""
+        problem = WORDS[reason].format(limits=self._limits)
+        return f"point {place} of metric {quoted(metric.name)}: {problem}"
+
+    def _point(
+        self, read: _Read, origin: tuple[str, bytes], name: bytes, point: Any, rows: _Rows
+    ) -> str | None:
+        """Adds the point to `rows`, or returns why it cannot be kept (of WORDS)."""
+        if point.flags & _NO_RECORDED_VALUE:
+            return None
+        if len(rows.series) >= self._limits.request_samples_max:
+            return "too_many_samples"
+        if not 0 < point.time // 1_000_000 <= rows.latest_ms:
+            return "invalid_time"
+        try:
+            return read(origin, name, point, rows)
+        except wire.Undecodable:
+            return "undecodable_attributes"
 
     def _number(
         self, origin: tuple[str, bytes], name: bytes, point: Any, rows: _Rows

@@ -80,7 +80,7 @@ LAST_SEEN = (
     " AND time <= fromUnixTimestamp64Milli({now_ms:Int64}, 'UTC')"
 )
 
-_SPAN_COLUMNS = """
+SPAN_COLUMNS = """
     lower(hex(trace_id)) AS trace_id,
     lower(hex(span_id)) AS span_id,
     if(parent_span_id = toFixedString('', 8), '', lower(hex(parent_span_id))) AS parent_span_id,
@@ -89,7 +89,7 @@ _SPAN_COLUMNS = """
     attributes, resource"""
 
 TRACE = f"""
-SELECT {_SPAN_COLUMNS} FROM (
+SELECT {SPAN_COLUMNS} FROM (
     SELECT * FROM spans
     WHERE tenant = {{tenant:String}} AND trace_id = unhex({{trace_id:String}})
     ORDER BY start, span_id LIMIT 1 BY span_id LIMIT {{limit:UInt32}}
@@ -193,7 +193,7 @@ def spans(filters: Labels, slowest_by: str | None) -> tuple[str, dict[str, Param
         condition += f" AND {order} IS NOT NULL"
     # The keys first, so that only `limit` rows are read with their maps.
     text = f"""
-SELECT {_SPAN_COLUMNS} FROM (
+SELECT {SPAN_COLUMNS} FROM (
     SELECT *, {order} AS rank FROM spans
     WHERE {condition} AND (service, end, trace_id, span_id) IN (
         SELECT service, end, trace_id, span_id FROM spans WHERE {condition}

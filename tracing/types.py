@@ -113,6 +113,42 @@ class Span:
         return self.start_ns + self.duration_ns
 
 
+@dataclass(frozen=True)
+class TraceSearch:
+    """Requests that ended in (start, end] and fit everything given; durations are seconds.
+
+    `longer_s` < duration ≤ `until_s`. `text` is looked for in the request id, whatever its case,
+    and at the start of the trace id. `failed` None means both.
+    """
+
+    start: datetime
+    end: datetime
+    service: str | None = None
+    longer_s: float = 0.0
+    until_s: float | None = None
+    failed: bool | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the page before ended: its last row's rank (end or duration, in ns) and trace id."""
+
+    rank_ns: int
+    trace_id: str
+
+
+@dataclass(frozen=True)
+class HeatCell:
+    """Requests that ended in window `column` of the grid and took bounds[row - 1] < s ≤
+    bounds[row]; the row after the last bound has the longer ones."""
+
+    column: int
+    row: int
+    count: int
+    failed: int
+
+
 class StoreError(RuntimeError):
     """The store refused or failed; what it said is in the message. Every read may raise it."""
 
@@ -202,4 +238,21 @@ class Reader(Protocol):
         limit: int = 50,
     ) -> list[Span]:
         """Spans that ended in (start, end]: newest first, or slowest by `measure` first."""
+        ...
+
+    def traces(
+        self,
+        search: TraceSearch,
+        *,
+        slowest: bool = False,
+        after: Place | None = None,
+        limit: int = 50,
+    ) -> list[Span]:
+        """The entry spans of the requests, newest (slowest) first, beyond `after`; at most 200."""
+        ...
+
+    def latency_heat(
+        self, search: TraceSearch, *, step_s: float, bounds_s: Sequence[float]
+    ) -> list[HeatCell]:
+        """How many of the requests ended in which window and took how long; no empty cells."""
         ...

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
@@ -103,6 +104,8 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "Any": {"type_url": (1, "bytes"), "value": (2, "bytes")},
     "BadRequest": {"field_violations": (1, "*FieldViolation")},
     "FieldViolation": {"field": (1, "bytes"), "description": (2, "bytes")},
+    "RetryInfo": {"retry_delay": (1, "Duration")},
+    "Duration": {"seconds": (1, "int64"), "nanos": (2, "int32")},
 }
 
 
@@ -148,10 +151,21 @@ TraceRequest = _messages["TraceRequest"]
 MetricsRequest = _messages["MetricsRequest"]
 Resource = _messages["Resource"]
 KeyValue = _messages["KeyValue"]
+Span = _messages["Span"]
 SpanStatus = _messages["SpanStatus"]
+NumberPoint = _messages["NumberPoint"]
+HistogramPoint = _messages["HistogramPoint"]
 ExportResponse = _messages["ExportResponse"]
 Status = _messages["Status"]
 BadRequest = _messages["BadRequest"]
+RetryInfo = _messages["RetryInfo"]
+
+
+class Encoding(StrEnum):
+    """How a request is written, by its media type; gRPC carries protobuf."""
+
+    PROTOBUF = "application/x-protobuf"
+    JSON = "application/json"
 
 
 class Undecodable(ValueError):

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.tracing.otlp import DELTA, Metrics, ns, send_metrics, send_spans, span, trace_request
 from tracing.attributes import AttributeDecoder
-from tracing.ingest import Door, QueueFull
+from tracing.ingest import Door, Draining, QueueFull
 from tracing.limits import MIB, Limits
 from tracing.memo import Memo
 from tracing.query import StoreReader
@@ -286,7 +286,7 @@ def test_closing_makes_durable_what_waits_and_refuses_the_rest(
     send_spans(door, tenant, trace_request([span(1)]))
     door.close()
     door.close()
-    with pytest.raises(QueueFull):
+    with pytest.raises(Draining):
         send_spans(door, tenant, trace_request([span(2)]))
     assert len(reader.trace(TRACE)) == 1
 

@@ -121,7 +121,7 @@ def test_compressed_bodies_are_read(
         (b"\x0a\xff", {}, "no protobuf TraceRequest"),
         (two_spans()[:-3], {}, "no protobuf TraceRequest"),
         (b"plain text, no gzip at all", {"content_encoding": "gzip"}, "no gzip"),
-        (gzip.compress(b"x" * 999)[:-9], {"content_encoding": "gzip"}, "ends too early"),
+        (gzip.compress(b"x" * 999, mtime=0)[:-9], {"content_encoding": "gzip"}, "ends too early"),
         (b"", {"content_encoding": "br"}, "'br' is not supported; identity, gzip, deflate"),
     ],
 )
@@ -159,12 +159,6 @@ def test_refusals_carry_a_protobuf_status(
     assert reader.trace(f"{1:032x}") == []
 
 
-def test_json_is_refused_in_json(post: Post) -> None:
-    code, headers, answer = post(b"{}", content_type="application/json")
-    assert (code, headers["content-type"]) == (415, "application/json")
-    assert b"application/x-protobuf" in answer
-
-
 @pytest.mark.parametrize("broken", ["trace_id", "span_id"])
 @pytest.mark.parametrize("value", [b"", bytes(8), bytes(16), b"1234", b"f" * 32])
 def test_a_span_with_an_invalid_id_is_rejected_alone(
@@ -174,7 +168,8 @@ def test_a_span_with_an_invalid_id_is_rejected_alone(
     code, _, answer = post(request.SerializeToString())
     partial = ExportTraceServiceResponse.FromString(answer).partial_success
     assert (code, partial.rejected_spans) == (200, 1)
-    assert partial.error_message == f"invalid_{broken}: 1"
+    assert partial.error_message.startswith(f"invalid_{broken}: 1; first: span 1 ('llm_request'): ")
+    assert repr(value.hex()) in partial.error_message
     assert [s.span_id for s in reader.trace(f"{1:032x}")] == [f"{1:016x}", f"{3:016x}"]
 
 

@@ -1,4 +1,5 @@
-"""How telemetry arrives: one file per protocol, each an app around the one door in.
+"""How telemetry arrives: one file per protocol, each around the one door in.
 
-Start at otlp_http.py. May import tracing.ingest and tracing.wire; no Django.
+Start at otlp_http.py; replies.py is what all of them answer. May import tracing.ingest and
+tracing.wire.
 """

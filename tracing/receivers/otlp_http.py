@@ -1,53 +1,50 @@
-"""OTLP over HTTP as a plain ASGI app: POST /v1/traces and /v1/metrics, binary protobuf.
+"""OTLP over HTTP as a plain ASGI app: POST /v1/traces and /v1/metrics, protobuf and JSON.
 
 Every rule is from the OTLP specification 1.11 (docs/specification.md, OTLP/HTTP): replies and
-errors are protobuf, 400 is final, 429 and 503 ask to be tried again. JSON is answered with 415.
+errors are written as the request was, 400 is final, 429 and 503 ask to be tried again.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import random
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from django.db import DatabaseError
 from isal import isal_zlib
 
-from tracing import wire
-from tracing.ingest import Accepted, Door, NotStored, QueueFull, Room
-from tracing.types import StoreError
-
-logger = logging.getLogger(__name__)
+from tracing.ingest import Accepted, Door, Room
+from tracing.receivers import replies
+from tracing.receivers.replies import Authenticate, Code, Refused
+from tracing.wire import Encoding
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Authenticate = Callable[[str], Awaitable[str | None]]
 
-PROTOBUF = "application/x-protobuf"
 PATHS = ("/v1/traces", "/v1/metrics")
 
 # zlib's window parameter of each Content-Encoding ("deflate" is the zlib format, RFC 9110 8.4.1.2)
 _WINDOWS = {"gzip": 31, "deflate": 15}
-# google.rpc.Code by HTTP status
-_CODES = {400: 3, 401: 16, 404: 12, 405: 12, 413: 8, 415: 3, 429: 8, 500: 13, 503: 14}
-_BAD_REQUEST = b"type.googleapis.com/google.rpc.BadRequest"
-_MESSAGE_CHARS_MAX = 2_000
+# What HTTP answers where the code of the refusal does not say it better (see BadHttp)
+_STATUSES = {
+    Code.INVALID_ARGUMENT: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.RESOURCE_EXHAUSTED: 429,
+    Code.INTERNAL: 500,
+    Code.UNAVAILABLE: 503,
+}
+# The count of what was left out, by path, as OTLP/JSON names it
+_REJECTED = {"/v1/traces": "rejectedSpans", "/v1/metrics": "rejectedDataPoints"}
 
 
 @dataclass
-class Refused(Exception):
-    """A reply that is no success: HTTP status, what to tell, when to come back."""
+class BadHttp(Refused):
+    """A refusal that HTTP has its own status for: method, path, media type, size."""
 
-    status: int
-    message: str
-    retry_after_s: int | None = None
+    status_code: int = 400
     allow: str | None = None
 
 
@@ -60,24 +57,18 @@ def application(authenticate: Authenticate, door: Callable[[], Door]) -> App:
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
         }
+        media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+        as_json = media_type == Encoding.JSON
         try:
-            accepted = await _export(scope, headers, receive, authenticate, door)
-        except Refused as refused:
-            await _refuse(send, refused, headers)
-        except DatabaseError as error:
-            logger.warning("a token could not be looked up: %s", error)
-            await _refuse(send, Refused(503, "Tokens cannot be checked now", _wait_s()), headers)
-        except (QueueFull, NotStored, StoreError) as error:
-            status = 429 if isinstance(error, QueueFull) else 503
-            await _refuse(send, Refused(status, str(error), _wait_s()), headers)
-        except wire.Undecodable as error:
-            await _refuse(send, Refused(400, str(error)), headers)
-        except Exception:
-            # Final for the sender: what fails here for no known reason would fail again.
-            logger.exception("%s could not be answered", scope["path"])
-            await _refuse(send, Refused(500, "Our mistake; the log says more"), headers)
+            accepted = await _export(scope, headers, media_type, receive, authenticate, door)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the sender is answered
+            await _refuse(send, replies.refused(error, scope["path"]), as_json)
         else:
-            await _reply(send, 200, _success(accepted), PROTOBUF)
+            if as_json:
+                body = replies.success_json(accepted, _REJECTED[scope["path"]])
+            else:
+                body = replies.success(accepted)
+            await _reply(send, 200, body, Encoding.JSON if as_json else Encoding.PROTOBUF)
 
     return app
 
@@ -85,38 +76,43 @@ def application(authenticate: Authenticate, door: Callable[[], Door]) -> App:
 async def _export(
     scope: Scope,
     headers: dict[str, str],
+    media_type: str,
     receive: Receive,
     authenticate: Authenticate,
     open_door: Callable[[], Door],
 ) -> Accepted:
-    if scope["path"] not in PATHS:
-        raise Refused(404, f"{scope['path']} is not served here; paths: {', '.join(PATHS)}")
-    if scope["method"] != "POST":
-        raise Refused(405, f"Method {scope['method']} is not allowed; allowed: POST", allow="POST")
-    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != PROTOBUF:
-        raise Refused(415, f"Content-Type {media_type!r} is not supported; supported: {PROTOBUF}")
-    scheme, _, token = headers.get("authorization", "").partition(" ")
-    tenant = await authenticate(token.strip()) if scheme.lower() == "bearer" else None
+    path, method = scope["path"], scope["method"]
+    if path not in PATHS:
+        words = f"{path} is not served here; paths: {', '.join(PATHS)}"
+        raise BadHttp(Code.UNIMPLEMENTED, words, status_code=404)
+    if method != "POST":
+        words = f"Method {method} is not allowed; allowed: POST"
+        raise BadHttp(Code.UNIMPLEMENTED, words, status_code=405, allow="POST")
+    if media_type not in list(Encoding):
+        words = f"Content-Type {media_type!r} is not supported; supported: {', '.join(Encoding)}"
+        raise BadHttp(Code.INVALID_ARGUMENT, words, status_code=415)
+    token = replies.bearer(headers.get("authorization", ""))
+    tenant = await authenticate(token) if token else None
     if tenant is None:
-        raise Refused(401, "A valid ingest token is needed: Authorization: Bearer <token>")
+        raise Refused(Code.UNAUTHENTICATED, replies.UNKNOWN_SENDER)
     encoding = headers.get("content-encoding", "identity").strip().lower() or "identity"
     if encoding != "identity" and encoding not in _WINDOWS:
         supported = ", ".join(["identity", *_WINDOWS])
-        raise Refused(400, f"Content-Encoding {encoding!r} is not supported; {supported} are")
+        words = f"Content-Encoding {encoding!r} is not supported; {supported} are"
+        raise Refused(Code.INVALID_ARGUMENT, words)
     door = open_door()
     with door.room() as room:
         raw = await _body(headers, receive, room, door.limits.body_bytes_max)
         unpack = partial(_unpack, raw, encoding, room, door.limits.body_bytes_max)
-        export = door.traces if scope["path"] == "/v1/traces" else door.metrics
-        return await export(tenant, unpack, room)
+        export = door.traces if path == "/v1/traces" else door.metrics
+        return await export(tenant, unpack, room, Encoding(media_type))
 
 
 async def _body(
     headers: dict[str, str], receive: Receive, room: Room, body_bytes_max: int
 ) -> list[bytes]:
     """The body in pieces, its bytes taken from the queue's room as they come."""
-    too_large = Refused(413, f"The body is larger than the {body_bytes_max} bytes allowed")
+    too_large = _too_large(f"The body is larger than the {body_bytes_max} bytes allowed")
     declared = headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > body_bytes_max:
         raise too_large
@@ -125,7 +121,9 @@ async def _body(
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refused(400, "The client went away before the body was complete")
+            raise Refused(
+                Code.INVALID_ARGUMENT, "The client went away before the body was complete"
+            )
         piece = message.get("body", b"")
         size += len(piece)
         if size > body_bytes_max:
@@ -149,53 +147,38 @@ def _unpack(pieces: list[bytes], encoding: str, room: Room, body_bytes_max: int)
         try:
             piece = inflate.decompress(body, body_bytes_max - size + 1)
         except isal_zlib.error as error:  # type: ignore[misc]  # its stub says: an instance
-            raise Refused(400, f"The body is no {encoding}: {error}") from error
+            words = f"The body is no {encoding}: {error}"
+            raise Refused(Code.INVALID_ARGUMENT, words) from error
         size += len(piece)
         if size > body_bytes_max:
-            raise Refused(413, f"Decompressed, the body exceeds the {body_bytes_max} bytes allowed")
+            raise _too_large(f"Decompressed, the body exceeds the {body_bytes_max} bytes allowed")
         if not inflate.eof:
-            raise Refused(400, f"The {encoding} body ends too early")
+            raise Refused(Code.INVALID_ARGUMENT, f"The {encoding} body ends too early")
         plain.append(piece)
         body = inflate.unused_data
     room.take(size_bytes=size)
     return plain[0] if len(plain) == 1 else b"".join(plain)
 
 
-def _success(accepted: Accepted) -> bytes:
-    """ExportTraceServiceResponse, or its twin for metrics (same fields); empty when all is well."""
-    response = wire.ExportResponse()
-    if accepted.rejected:
-        response.partial_success.rejected = accepted.rejected
-        response.partial_success.error_message = accepted.message.encode()[:_MESSAGE_CHARS_MAX]
-    body: bytes = response.SerializeToString()
-    return body
+def _too_large(words: str) -> BadHttp:
+    return BadHttp(Code.RESOURCE_EXHAUSTED, words, status_code=413)
 
 
-def _wait_s() -> int:
-    # Clients give up when the wait exceeds what is left of their 10 s deadline.
-    return random.randint(1, 3)
-
-
-async def _refuse(send: Send, refused: Refused, headers: dict[str, str]) -> None:
-    message = refused.message[:_MESSAGE_CHARS_MAX]
-    code = _CODES[refused.status]
+async def _refuse(send: Send, refused: Refused, as_json: bool) -> None:
+    status = _STATUSES.get(refused.code, 500)
     extra = []
+    if isinstance(refused, BadHttp):
+        status = refused.status_code
+        if refused.allow is not None:
+            extra.append((b"allow", refused.allow.encode()))
     if refused.retry_after_s is not None:
         extra.append((b"retry-after", str(refused.retry_after_s).encode()))
-    if refused.allow is not None:
-        extra.append((b"allow", refused.allow.encode()))
-    if refused.status == 401:
+    if status == 401:
         extra.append((b"www-authenticate", b"Bearer"))
-    if headers.get("content-type", "").lower().startswith("application/json"):
-        body = json.dumps({"code": code, "message": message}).encode()
-        await _reply(send, refused.status, body, "application/json", extra)
-        return
-    status = wire.Status(code=code, message=message.encode())
-    if refused.status == 400:
-        detail = wire.BadRequest()
-        detail.field_violations.add(field=b"body", description=message.encode())
-        status.details.add(type_url=_BAD_REQUEST, value=detail.SerializeToString())
-    await _reply(send, refused.status, status.SerializeToString(), PROTOBUF, extra)
+    if as_json:
+        await _reply(send, status, refused.status_json(), Encoding.JSON, extra)
+    else:
+        await _reply(send, status, refused.status(), Encoding.PROTOBUF, extra)
 
 
 async def _reply(
