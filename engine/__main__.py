@@ -13,7 +13,8 @@ from types import FrameType
 
 import uvicorn
 
-from engine.config import MODELS, EngineConfig
+from engine.config import BLOCK_SIZES, MODELS, EngineConfig
+from engine.knobs import NotPossible
 from engine.reconfig import StateError
 from engine.server import App
 
@@ -63,7 +64,13 @@ def parse(arguments: list[str]) -> EngineConfig:
     add("--threads", type=int, default=default.threads, help="CPU threads of a forward pass")
     add("--model-len-max", type=int, default=default.model_len_max, help="tokens of a sequence")
     add("--kv-pool-blocks", type=int, default=default.kv_pool_blocks, help="size of the KV cache")
-    add("--block-size", type=int, default=default.block_size, help="tokens of a KV block")
+    add(
+        "--block-size",
+        type=int,
+        choices=BLOCK_SIZES,
+        default=default.block_size,
+        help="tokens of a KV block, until kv_block_size is changed",
+    )
     add("--queue-requests-max", type=int, default=default.queue_requests_max, help="then 429")
     add("--queue-tokens-max", type=int, default=default.queue_tokens_max, help="then 429")
     add("--drain-s-max", type=float, default=default.drain_s_max, help="on SIGTERM, to finish in")
@@ -75,10 +82,22 @@ def parse(arguments: list[str]) -> EngineConfig:
         metavar="NAME",
         help="environment variable that holds the bearer token for --otlp",
     )
+    add(
+        "--faults-token-env",
+        default="",
+        metavar="NAME",
+        help="environment variable with the bearer token that opens POST /v1/faults; none: closed",
+    )
     options = vars(parser.parse_args(arguments))
     token = os.environ.get(options.pop("ingest_token_env"), "")
+    named = options.pop("faults_token_env")
+    faults = os.environ.get(named, "") if named else ""
+    if named and not faults:
+        parser.error(f"--faults-token-env: the environment variable {named!r} is not set or empty")
     try:
-        return EngineConfig(otlp_endpoint=options.pop("otlp"), ingest_token=token, **options)
+        return EngineConfig(
+            otlp_endpoint=options.pop("otlp"), ingest_token=token, faults_token=faults, **options
+        )
     except ValueError as error:
         parser.error(str(error))
 
@@ -105,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     try:
         app = App(config)
-    except StateError as error:
+    except (StateError, NotPossible) as error:
         sys.stderr.write(f"{config.name}: {error}\n")
         return 1
     version = app.core.runtime.current.config_version

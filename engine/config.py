@@ -7,6 +7,7 @@ from pathlib import Path
 
 MODELS = ("1.3m", "8m")
 SEQS_MAX = 256  # the upper bound of the knob max_num_seqs; sizes the per-sequence arrays
+BLOCK_SIZES = (8, 16, 32, 64, 128)  # tokens; what the knob kv_block_size may be
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class EngineConfig:
     """Raises ValueError naming the field, its value and what is allowed.
 
     `kv_pool_blocks` blocks of `block_size` tokens are shared by all sequences; one sequence of
-    `model_len_max` tokens must fit, so that a lone request can always finish.
+    `model_len_max` tokens must fit, so that a lone request can always finish. They set the size of
+    the pool for good; the knob kv_block_size only cuts it otherwise, and starts at `block_size`.
     """
 
     name: str = "engine-0"
@@ -34,13 +36,17 @@ class EngineConfig:
     state: Path | None = None
     otlp_endpoint: str = ""
     ingest_token: str = ""
+    faults_token: str = ""
 
     def __post_init__(self) -> None:
         if self.model not in MODELS:
             raise ValueError(f"model: got {self.model!r}, allowed: {', '.join(MODELS)}")
-        for field in ("threads", "block_size", "queue_requests_max", "queue_tokens_max"):
+        for field in ("threads", "queue_requests_max", "queue_tokens_max"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}: got {getattr(self, field)}, allowed: 1 or more")
+        if self.block_size not in BLOCK_SIZES:
+            allowed = ", ".join(map(str, BLOCK_SIZES))
+            raise ValueError(f"block_size: got {self.block_size}, allowed: {allowed} tokens")
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port: got {self.port}, allowed: 0 to 65535 (0 picks a free one)")
         if not 1 <= self.model_len_max <= 8192:
@@ -54,6 +60,10 @@ class EngineConfig:
     @property
     def blocks_per_sequence_max(self) -> int:
         return -(-self.model_len_max // self.block_size)
+
+    @property
+    def kv_pool_tokens(self) -> int:
+        return self.kv_pool_blocks * self.block_size
 
     @property
     def model_name(self) -> str:

@@ -15,16 +15,17 @@ from collections.abc import Callable
 
 import torch
 
+from engine.barrier import Barrier, new_pool
 from engine.config import SEQS_MAX, EngineConfig
 from engine.exec.rows import Rows
 from engine.exec.runner import Runner
+from engine.faults import Faults
 from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
-from engine.kv.pool import KVPool
 from engine.models.llama import SHAPES, Llama
 from engine.observe import Metrics, Reading
 from engine.reconfig import RuntimeStore, Versioned
-from engine.sched.request import Finish, Request
+from engine.sched.request import PRIORITIES, Finish, Request
 from engine.sched.scheduler import Outcome, Scheduler
 from engine.spans import Tracing
 
@@ -52,26 +53,26 @@ class Core:
         self.config = config
         self.deliver = deliver
         torch.set_num_threads(config.threads)
-        shape = SHAPES[config.model]
-        self.rows = Rows(
-            rows=SEQS_MAX, model_len_max=config.model_len_max, block_size=config.block_size
-        )
-        self.allocator = PagedAllocator(config.kv_pool_blocks)
-        pool = KVPool(
-            layers=shape.layers,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            blocks=config.kv_pool_blocks,
-            block_size=config.block_size,
-        )
-        model = Llama(shape, seed=config.seed, positions=config.model_len_max)
-        self.runner = Runner(model, pool, self.rows)
-        self.scheduler = Scheduler(self.rows, self.allocator)
         self.wake = threading.Event()
-        self.runtime = RuntimeStore(config.state, self.wake.set)
+        initial = RuntimeConfig(kv_block_size=config.block_size)
+        self.runtime = RuntimeStore(config.state, self.wake.set, initial)
+        running = self.runtime.running.config
+        model = Llama(SHAPES[config.model], seed=config.seed, positions=config.model_len_max)
+        pool = new_pool(config, model, running.kv_block_size)
+        self.rows = Rows(
+            rows=SEQS_MAX + 1,  # and the canary's
+            model_len_max=config.model_len_max,
+            block_size=pool.block_size,
+        )
+        self.runner = Runner(model, pool, self.rows)
+        allocator = PagedAllocator(config.kv_pool_tokens // pool.block_size)
+        self.scheduler = Scheduler(self.rows, allocator)
+        self.barrier = Barrier(config, self.runner, self.scheduler)
+        self.runtime.prepare = self.barrier.prepare
         self.metrics = Metrics(config, self.reading)
         self.runtime.listeners.append(self._count_change)
         self.tracing = Tracing(config) if config.otlp_endpoint else None
+        self.barrier.start(running)
         self.inbox: deque[tuple[Request, Finish | None, str]] = deque()  # finish None: submit
         self.submitted_requests = 0
         self.submitted_tokens = 0
@@ -81,6 +82,7 @@ class Core:
         self.paused = False
         self.stopping = False
         self.thread = threading.Thread(target=self._run, name="step", daemon=True)
+        self.faults = Faults(self.runtime, self.scheduler, self.barrier, self.thread)
 
     def start(self) -> None:
         self.thread.start()
@@ -90,6 +92,7 @@ class Core:
         self.stopping = True
         self.wake.set()
         self.thread.join()
+        self.faults.end()
         if self.tracing:
             self.tracing.close()
 
@@ -105,22 +108,38 @@ class Core:
     def in_flight(self) -> int:
         return self.waiting + len(self.scheduler.running)
 
+    @property
+    def allocator(self) -> PagedAllocator:
+        return self.scheduler.allocator
+
     def reading(self) -> Reading:
-        version = self.runtime.running
+        version, allocator = self.runtime.running, self.allocator
         return Reading(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting) + len(self.inbox),
-            kv_usage_ratio=self.allocator.allocated_blocks / self.allocator.blocks,
+            kv_usage_ratio=allocator.allocated_blocks / allocator.blocks,
+            kv_blocks=allocator.blocks,
             config_version=version.config_version,
             knobs=version.config.values(),
+            graphs=self.runner.graphs,
+            rollbacks=self.barrier.rollbacks,
+            swap_s=self.barrier.swap_s,
             spans_dropped=self.tracing.dropped if self.tracing else 0,
         )
 
     def submit(self, request: Request) -> None:
         """Queues a request; called from the event loop only. Raises Rejected."""
-        self.metrics.received += 1
+        self.metrics.received[request.priority] += 1
         if self.draining or self.stopping:
             self._reject("shutting_down", "the engine is shutting down")
+        lowest = self.runtime.running.config.shed_below_priority
+        if request.priority < lowest:
+            self.metrics.shed[request.priority] += 1
+            self._reject(
+                "shed",
+                f"x-priority: {PRIORITIES[request.priority]} requests are turned away now, "
+                f"served: {', '.join(PRIORITIES[lowest:])}",
+            )
         waiting, bound = self.waiting, self.config.queue_requests_max
         if waiting >= bound:
             self._reject("max_num_queued_reqs", f"{waiting} requests are waiting, allowed: {bound}")
@@ -195,12 +214,17 @@ class Core:
         for chunk in plan.chunks:
             if not chunk.request.config_version:
                 chunk.request.config_version = self.runtime.running.config_version
+        forward, busy = time.monotonic(), time.thread_time()
         tokens, _ = self.runner.forward(plan)
         now = time.monotonic()
+        self.metrics.forward_s += now - forward
+        self.metrics.forward_cpu_s += time.thread_time() - busy
         outcome = self.scheduler.commit(plan, tokens, began, now)
         self.metrics.step(plan, outcome, began, now)
         self.metrics.preemptions = self.scheduler.preemptions
         self.metrics.near_ties = self.runner.near_ties
+        self.metrics.graph_steps = self.runner.steps
+        self.metrics.graph_misses = self.runner.misses
         for request in outcome.finished:
             self._ended(request)
         # Last, so that whoever has an answer finds it counted.

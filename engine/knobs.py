@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import SEQS_MAX
+from engine.config import BLOCK_SIZES, SEQS_MAX
+
+Value = int | str
 
 
 class KnobError(ValueError):
@@ -24,34 +26,52 @@ class UnknownKnob(KnobError):
 
 
 class OutOfBounds(KnobError):
-    """The right type, but outside [minimum, maximum] (HTTP 422)."""
+    """The right type, but outside the bounds, or none of the choices (HTTP 422)."""
+
+
+class NotPossible(KnobError):
+    """An allowed value that this engine cannot take now; everything is as before (HTTP 409)."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One live setting. `apply_class` hot: read at the next step boundary, drops no request.
+    """One live setting, with bounds or with choices (then `ladder` is all there is).
 
-    `ladder` holds the values a tuner should try; any integer within the bounds is accepted.
+    `apply_class` hot: read at the next step boundary. barrier: built beside the running steps,
+    exchanged between two of them, proved, and put back if the proof fails. Neither drops a request.
+    `ladder` holds the values a tuner should try; within bounds any integer is accepted.
     """
 
     name: str
     unit: str
-    minimum: int
-    maximum: int
-    default: int
-    ladder: tuple[int, ...]
+    default: Value
+    ladder: tuple[Value, ...]
     help: str
+    minimum: int | None = None
+    maximum: int | None = None
     apply_class: str = "hot"
 
-    def check(self, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise UnknownKnob("invalid_type", self.name, f"{self.name}: got {value!r}, want int")
-        if not self.minimum <= value <= self.maximum:
+    @property
+    def choices(self) -> tuple[Value, ...] | None:
+        return self.ladder if self.minimum is None else None
+
+    def check(self, value: object) -> Value:
+        """`value`, if it may be taken; raises UnknownKnob or OutOfBounds."""
+        kind = type(self.default)
+        if type(value) is not kind:
+            want = "int" if kind is int else "text"
+            message = f"{self.name}: got {value!r}, want {want}"
+            raise UnknownKnob("invalid_type", self.name, message)
+        assert isinstance(value, int | str)
+        allowed = f"{self.minimum} to {self.maximum} {self.unit}"
+        if self.minimum is None or self.maximum is None:
+            fits, allowed = value in self.ladder, ", ".join(map(str, self.ladder))
+        else:
+            fits = self.minimum <= int(value) <= self.maximum
+        if not fits:
+            got = f"{value} {self.unit}".rstrip()
             raise OutOfBounds(
-                "out_of_bounds",
-                self.name,
-                f"{self.name}: got {value} {self.unit}, "
-                f"allowed: {self.minimum} to {self.maximum} {self.unit}",
+                "out_of_bounds", self.name, f"{self.name}: got {got}, allowed: {allowed}"
             )
         return value
 
@@ -95,6 +115,31 @@ KNOBS: dict[str, Knob] = {
             ladder=(32, 64, 128, 256, 512, 1024, 2048, 4096),
             help="Prompt tokens of one request that one step may compute.",
         ),
+        Knob(
+            name="shed_below_priority",
+            unit="priority",
+            minimum=0,
+            maximum=3,
+            default=0,
+            ladder=(0, 1, 2, 3),
+            help="Requests of a lower x-priority (low 0, normal 1, high 2, realtime 3) get 429.",
+        ),
+        Knob(
+            name="kv_block_size",
+            unit="tokens",
+            default=16,
+            ladder=BLOCK_SIZES,
+            help="Tokens of a KV block. Running requests are moved over with their KV.",
+            apply_class="barrier",
+        ),
+        Knob(
+            name="graph_capture",
+            unit="",
+            default="on",
+            ladder=("off", "on"),
+            help="Replay decode steps from a captured graph instead of running them op by op.",
+            apply_class="barrier",
+        ),
     )
 }
 
@@ -103,14 +148,17 @@ KNOBS: dict[str, Knob] = {
 class RuntimeConfig:
     """All knob values of one config_version; never changed, only replaced."""
 
-    max_num_seqs: int = KNOBS["max_num_seqs"].default
-    max_num_batched_tokens: int = KNOBS["max_num_batched_tokens"].default
-    max_wait_ms: int = KNOBS["max_wait_ms"].default
-    prefill_chunk_tokens: int = KNOBS["prefill_chunk_tokens"].default
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 2048
+    max_wait_ms: int = 0
+    prefill_chunk_tokens: int = 512
+    shed_below_priority: int = 0
+    kv_block_size: int = 16
+    graph_capture: str = "on"
 
     def replaced(self, values: Mapping[str, Any]) -> RuntimeConfig:
         """A copy with `values` taken over; raises UnknownKnob or OutOfBounds, changes nothing."""
-        checked: dict[str, int] = {}
+        checked: dict[str, Any] = {}
         for name, value in values.items():
             if name not in KNOBS:
                 raise UnknownKnob(
@@ -119,21 +167,29 @@ class RuntimeConfig:
             checked[name] = KNOBS[name].check(value)
         return dataclasses.replace(self, **checked)
 
-    def values(self) -> dict[str, int]:
+    def values(self) -> dict[str, Value]:
         return {name: getattr(self, name) for name in KNOBS}
 
-    def described(self) -> dict[str, dict[str, Any]]:
-        """The knob table of GET /v1/runtime_config, with the running values."""
-        return {
-            knob.name: {
+    def described(self, unsupported: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """The knob table of GET /v1/runtime_config, with the running values.
+
+        `unsupported`: knob → why this device cannot.
+        """
+        table: dict[str, dict[str, Any]] = {}
+        for knob in KNOBS.values():
+            table[knob.name] = {
                 "value": getattr(self, knob.name),
                 "unit": knob.unit,
-                "minimum": knob.minimum,
-                "maximum": knob.maximum,
                 "ladder": list(knob.ladder),
                 "default": knob.default,
                 "apply_class": knob.apply_class,
                 "help": knob.help,
+                "supported": knob.name not in unsupported,
             }
-            for knob in KNOBS.values()
-        }
+            if knob.name in unsupported:
+                table[knob.name]["reason"] = unsupported[knob.name]
+            if knob.choices is not None:
+                table[knob.name]["choices"] = list(knob.choices)
+            else:
+                table[knob.name] |= {"minimum": knob.minimum, "maximum": knob.maximum}
+        return table

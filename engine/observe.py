@@ -16,7 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from engine.config import EngineConfig
-from engine.sched.request import Finish, Request
+from engine.exec.capture import Graphs
+from engine.knobs import Value
+from engine.sched.request import PRIORITIES, Finish, Request
 from engine.sched.scheduler import Outcome, Plan
 
 TTFT_S = (
@@ -38,7 +40,7 @@ STEP_S = (
 )
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 CHANGERS_MAX = 16  # label values of engine:config_changes_total; the rest count as "other"
-REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens", "shutting_down")
+REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens", "shed", "shutting_down")
 
 
 def steps_1_2_5(maximum: int) -> tuple[float, ...]:
@@ -83,8 +85,12 @@ class Reading:
     running: int
     waiting: int
     kv_usage_ratio: float
+    kv_blocks: int
     config_version: int
-    knobs: dict[str, int]
+    knobs: dict[str, Value]
+    graphs: Graphs | None
+    rollbacks: int
+    swap_s: float
     spans_dropped: int
 
 
@@ -95,7 +101,8 @@ class Metrics:
         self.config = config
         self.read = read
         tokens = steps_1_2_5(config.model_len_max)
-        self.received = 0
+        self.received = [0] * len(PRIORITIES)
+        self.shed = [0] * len(PRIORITIES)
         self.rejected = dict.fromkeys(REJECTIONS, 0)
         self.succeeded = {reason: 0 for reason in Finish if reason is not Finish.ERROR}
         self.failed = 0
@@ -108,6 +115,10 @@ class Metrics:
         self.step_errors = 0
         self.busy_s = 0.0
         self.near_ties = 0
+        self.forward_s = 0.0
+        self.forward_cpu_s = 0.0
+        self.graph_steps = {"graph": 0, "eager": 0}
+        self.graph_misses = {"prompt": 0, "shape": 0}
         self.changes: dict[str, int] = {}
         self.time_to_first_token = Histogram(TTFT_S)
         self.inter_token = Histogram(TOKEN_GAP_S)
@@ -186,40 +197,68 @@ class Metrics:
             ("vllm:num_requests_running", reading.running, "Requests in the running batch."),
             ("vllm:num_requests_waiting", reading.waiting, "Requests waiting to be run."),
             ("vllm:kv_cache_usage_perc", reading.kv_usage_ratio, "KV cache usage; 1 is full."),
+            ("engine:kv_blocks", reading.kv_blocks, "Blocks of the KV pool."),
+            ("engine:graph_capture_ready", int(reading.graphs is not None), "1: graphs replay."),
+            (
+                "engine:graph_capture_seconds",
+                reading.graphs.seconds if reading.graphs else 0.0,
+                "What capturing the graphs in use took.",
+            ),
+            ("engine:config_swap_seconds", reading.swap_s, "Pause of the last barrier change."),
             ("engine:config_version", reading.config_version, "Version of the running config."),
         ):
             yield gauge(name, text, [(labels, value)])
         yield gauge(
             "engine:knob",
-            "Running value of a knob, in the knob's unit.",
-            [({**labels, "knob": knob}, value) for knob, value in reading.knobs.items()],
+            "Running value of a knob, in the knob's unit; off is 0, on is 1.",
+            [({**labels, "knob": knob}, number(value)) for knob, value in reading.knobs.items()],
         )
+        size = int(reading.knobs["kv_block_size"])
         info = {
-            "block_size": str(self.config.block_size),
-            "num_gpu_blocks": str(self.config.kv_pool_blocks),
-            "kv_cache_size_tokens": str(self.config.kv_pool_blocks * self.config.block_size),
+            "block_size": str(size),
+            "num_gpu_blocks": str(reading.kv_blocks),
+            "kv_cache_size_tokens": str(reading.kv_blocks * size),
             "cache_dtype": "float32",
             "enable_prefix_caching": "False",
         }
         yield gauge("vllm:cache_config_info", "The KV cache.", [({**labels, **info}, 1)])
 
     def _counters(self) -> Iterator[Metric]:
-        labels, dropped = self.labels, self.read().spans_dropped
+        labels, reading = self.labels, self.read()
+        dropped, rollbacks = reading.spans_dropped, reading.rollbacks
         for name, value, text in (
             ("vllm:num_preemptions", self.preemptions, "Preemptions (KV computed again later)."),
             ("vllm:prompt_tokens", self.prompt_tokens, "Prompt tokens of requests prefilled."),
             ("vllm:generation_tokens", self.generation_tokens, "Tokens generated."),
-            ("engine:requests_received", self.received, "Well-formed requests that arrived."),
             ("engine:requests_failed", self.failed, "Requests the engine could not finish."),
             ("engine:steps", self.steps, "Steps run."),
             ("engine:step_errors", self.step_errors, "Steps that raised; their requests failed."),
             ("engine:busy_seconds", self.busy_s, "Time spent in steps."),
+            ("engine:forward_seconds", self.forward_s, "Time spent in the model, a part of busy."),
+            ("engine:forward_cpu_seconds", self.forward_cpu_s, "CPU the step thread got in it."),
             ("engine:step_prefill_tokens", self.step_prefill_tokens, "Prompt tokens computed."),
             ("engine:step_decode_tokens", self.step_decode_tokens, "Decode tokens computed."),
             ("engine:near_ties", self.near_ties, "Greedy choices decided by the reference."),
+            ("engine:config_rollbacks", rollbacks, "Changes taken back by their own proof."),
             ("engine:spans_dropped", dropped, "Requests whose spans were not delivered."),
         ):
             yield counter(name, text, [(labels, value)])
+        for name, counts, text in (
+            ("engine:requests_received", self.received, "Well-formed requests that arrived."),
+            ("engine:requests_shed", self.shed, "Requests turned away for their priority."),
+        ):
+            by_priority = zip(PRIORITIES, counts, strict=True)
+            yield counter(name, text, [({**labels, "priority": k}, v) for k, v in by_priority])
+        yield counter(
+            "engine:graph_steps",
+            "Steps by how they ran: graph, replayed; eager, op by op.",
+            [({**labels, "mode": k}, v) for k, v in self.graph_steps.items()],
+        )
+        yield counter(
+            "engine:graph_misses",
+            "Steps no graph was captured for: prompt chunks among them, or too many shapes.",
+            [({**labels, "reason": k}, v) for k, v in self.graph_misses.items()],
+        )
         yield counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
@@ -262,6 +301,11 @@ class Metrics:
             "Wall time of a step: scheduling, forward, bookkeeping. mixed: with prompt chunks.",
             [({**self.labels, "phase": k}, v) for k, v in self.step_seconds.items()],
         )
+
+
+def number(value: Value) -> float:
+    """A knob's value as a sample."""
+    return float(value == "on") if isinstance(value, str) else float(value)
 
 
 Samples = list[tuple[dict[str, str], float]]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.models import tokenizer
-from engine.sched.request import Finish, Request
+from engine.sched.request import NORMAL, PRIORITIES, Finish, Request
 
 STOPS_MAX = 4
 STOP_BYTES_MAX = 64
@@ -77,7 +77,14 @@ class Call:
 
 
 def parse(
-    body: dict[str, Any], *, chat: bool, request_id: str, parent: str, model: str, tokens_max: int
+    body: dict[str, Any],
+    *,
+    chat: bool,
+    request_id: str,
+    parent: str,
+    model: str,
+    tokens_max: int,
+    priority: str = "",
 ) -> Call:
     """Raises ApiError 400 naming the field, its value and what is allowed; 404 for other models."""
     asked = body.get("model", model)
@@ -122,8 +129,21 @@ def parse(
         temperature=temperature,
         generator=generator,
         parent=parent,
+        priority=priority_of(priority),
     )
     return Call(request, chat, flag(body, "stream"), flag(options, "include_usage"))
+
+
+def priority_of(header: str) -> int:
+    """0 to 3 from the x-priority header, a number or its name; normal without one."""
+    word = header.strip().lower()
+    if not word:
+        return NORMAL
+    if word in PRIORITIES:
+        return PRIORITIES.index(word)
+    if word in ("0", "1", "2", "3"):
+        return int(word)
+    raise bad("x-priority", f"got {header!r}, allowed: 0 to 3, {', '.join(PRIORITIES)}")
 
 
 def prompt_tokens(body: dict[str, Any]) -> list[int]:

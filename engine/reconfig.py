@@ -1,8 +1,10 @@
 """Who may change the running configuration, and how: compare-and-set on config_version.
 
-One owner of the version, whoever asks. A change is persisted with fsync first, then offered to
-the step thread, which takes it between two steps; only then is it answered. Killed in between,
-the engine comes back with the new version: it was never answered, so its asker reads it back.
+One owner of the version, whoever asks. A change is a transaction: validated, prepared (what a
+barrier knob needs is built while steps run), persisted with fsync, then taken by the step thread
+between two steps; only then is it answered. What cannot be taken is unwritten again. Killed in
+between, the engine comes back with the new version: it was never answered, so its asker reads it
+back.
 """
 
 from __future__ import annotations
@@ -44,70 +46,145 @@ class Versioned:
     changed_at: str
 
 
+class NotTaken(TimeoutError):
+    """No step thread came to take the change; everything is as before."""
+
+
+class Errand:
+    """One piece of work for the step thread, and what became of it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+        self.done = False
+        self.error: Exception | None = None
+
+
+class Boundary:
+    """Work of other threads, done by the step thread between two steps."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self.moved = threading.Condition()
+        self.offered: Errand | None = None
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Returns when `work` is done; raises what it raised. One caller at a time.
+
+        NotTaken: no step came within TAKEN_S_MAX, nothing was done. TimeoutError: the work takes
+        longer than that by itself, and goes on.
+        """
+        errand = Errand(work)
+        with self.moved:
+            self.offered = errand
+            self.wake()
+            taken = self.moved.wait_for(lambda: errand.done, TAKEN_S_MAX)
+            if not taken and self.offered is errand:
+                self.offered = None
+                raise NotTaken(f"no step took it within {TAKEN_S_MAX} s; nothing was changed")
+            if not self.moved.wait_for(lambda: errand.done, TAKEN_S_MAX):
+                raise TimeoutError(f"it is being taken, but not done after {TAKEN_S_MAX} s")
+        if errand.error is not None:
+            raise errand.error
+
+    def turn(self) -> None:
+        """The step thread's side, once per step."""
+        if self.offered is None:
+            return
+        with self.moved:
+            errand, self.offered = self.offered, None
+        if errand is None:
+            return
+        try:
+            errand.work()
+        except Exception as error:  # noqa: BLE001 - for who asked; the step thread goes on
+            errand.error = error
+        with self.moved:
+            errand.done = True
+            self.moved.notify_all()
+
+
+Prepare = Callable[[RuntimeConfig, RuntimeConfig], Callable[[], None] | None]
+
+
+def nothing_to_prepare(before: RuntimeConfig, after: RuntimeConfig) -> None:
+    """For a store without an engine behind it."""
+
+
 class RuntimeStore:
     """Holds the current version. `change` may be called from any thread, `take` by the step thread.
 
-    With `folder` None nothing is persisted (tests, benches).
+    With `folder` None nothing is persisted (tests, benches). `initial` is the configuration where
+    nothing was persisted. `prepare` gets the configuration before and after, on the caller's
+    thread; what it returns runs at the step boundary that takes the change.
     """
 
-    def __init__(self, folder: Path | None, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        wake: Callable[[], None] = lambda: None,
+        initial: RuntimeConfig | None = None,
+    ) -> None:
         self.path = folder / "runtime_config.json" if folder else None
-        self.wake = wake
+        self.boundary = Boundary(wake)
+        self.prepare: Prepare = nothing_to_prepare
         self.changing = threading.Lock()
-        self.taken = threading.Condition()
+        self.initial = initial or RuntimeConfig()
         self.current = self._load()
         self.running = self.current
         self.listeners: list[Callable[[Versioned], None]] = []
 
     def take(self) -> RuntimeConfig:
         """The configuration of the next step; called once per step, at its boundary."""
-        current = self.current
-        if current is not self.running:
-            with self.taken:
-                self.running = current
-                self.taken.notify_all()
-        return current.config
+        self.boundary.turn()
+        return self.running.config
 
     def change(self, values: Mapping[str, Any], expected: int, changed_by: str) -> Versioned:
         """Absolute values; returns once they are durable and the step thread has taken them.
 
         Values that are those in force already (or none at all) make no new version.
-        Raises StaleVersion, KnobError (nothing was changed), TimeoutError (durable, not taken).
+        Raises StaleVersion, KnobError, NotTaken (nothing was changed), TimeoutError (durable, being
+        taken).
         """
         with self.changing:
             before = self.current
             if before.config_version != expected:
                 raise StaleVersion(expected, before.config_version)
-            config, after = before.config.replaced(values), before
-            if config != before.config:
-                after = Versioned(
-                    config_version=before.config_version + 1,
-                    config=config,
-                    changed_by=changed_by[:CHANGED_BY_CHARS_MAX],
-                    changed_at=datetime.now(UTC).isoformat(),
-                )
-                self._save(after)
-                self.current = after
-            self.wake()
-            with self.taken:
-                if not self.taken.wait_for(lambda: self.running is after, TAKEN_S_MAX):
-                    raise TimeoutError(
-                        f"config_version {after.config_version} is stored, but no step took it "
-                        f"within {TAKEN_S_MAX} s"
-                    )
-        if after is not before:
-            for listener in self.listeners:
-                listener(after)
+            config = before.config.replaced(values)
+            if config == before.config:
+                return before
+            after = Versioned(
+                config_version=before.config_version + 1,
+                config=config,
+                changed_by=changed_by[:CHANGED_BY_CHARS_MAX],
+                changed_at=datetime.now(UTC).isoformat(),
+            )
+            swap = self.prepare(before.config, config)
+            self._save(after)
+            self.current = after
+            try:
+                self.boundary.run(lambda: self._take(after, swap))
+            except Exception as error:
+                if isinstance(error, NotTaken) or not isinstance(error, TimeoutError):
+                    self._save(before)
+                    self.current = before
+                raise
+        for listener in self.listeners:
+            listener(after)
         return after
+
+    def _take(self, version: Versioned, swap: Callable[[], None] | None) -> None:
+        if swap is not None:
+            swap()
+        self.running = version
 
     def _load(self) -> Versioned:
         if self.path is None or not self.path.exists():
-            return Versioned(1, RuntimeConfig(), "default", datetime.now(UTC).isoformat())
+            return Versioned(1, self.initial, "default", datetime.now(UTC).isoformat())
         try:
             stored = json.loads(self.path.read_text())
             return Versioned(
                 config_version=int(stored["config_version"]),
-                config=RuntimeConfig().replaced(stored["values"]),
+                config=self.initial.replaced(stored["values"]),
                 changed_by=str(stored["changed_by"]),
                 changed_at=str(stored["changed_at"]),
             )

@@ -23,7 +23,7 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -57,12 +57,16 @@ LULL_S, LULL_LOAD = (1.5, 3.0), 0.4
 
 @dataclass(frozen=True)
 class Request:
-    """When to send (seconds after the start) and how long prompt and answer are."""
+    """When to send (seconds after the start) and how long prompt and answer are.
+
+    `priority` is sent as x-priority; "": none is sent.
+    """
 
     at_s: float
     prompt_tokens: int
     output_tokens: int
     id: str
+    priority: str = ""
 
 
 def arrivals(seed: int, phases: Sequence[tuple[float, float]], *, name: str = "r") -> list[Request]:
@@ -318,7 +322,7 @@ class Replayer:
     def now(self) -> float:
         return time.monotonic() - self.started
 
-    async def run(self, requests: Sequence[Request]) -> list[Record]:
+    async def run(self, requests: Iterable[Request]) -> list[Record]:
         """Sends all, in order of `at_s`, and waits until each is settled or lost."""
         self.started = time.monotonic()
         launches: set[asyncio.Task[None]] = set()
@@ -380,7 +384,8 @@ class Replayer:
 
     def message(self, request: Request) -> bytes:
         """The HTTP request; a byte is a token and the engine adds one to begin the sequence."""
-        offset = zlib.crc32(request.id.encode()) % (len(self.text) - PROMPT_TOKENS_MAX)
+        longest = max(PROMPT_TOKENS_MAX, request.prompt_tokens)
+        offset = zlib.crc32(request.id.encode()) % (len(self.text) - longest)
         body = {
             "prompt": self.text[offset : offset + request.prompt_tokens - 1],
             "max_tokens": request.output_tokens,
@@ -392,10 +397,11 @@ class Replayer:
         if self.model:
             body["model"] = self.model
         payload = json.dumps(body).encode()
+        priority = f"X-Priority: {request.priority}\r\n" if request.priority else ""
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n"
-            f"X-Request-Id: {request.id}\r\n\r\n"
+            f"X-Request-Id: {request.id}\r\n{priority}\r\n"
         )
         return head.encode() + payload
 

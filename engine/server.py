@@ -7,6 +7,7 @@ are there, so a slow client costs fewer, larger events and never holds up a step
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -17,13 +18,15 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from engine import openai
 from engine.config import EngineConfig
 from engine.core import Core, Rejected
-from engine.knobs import KnobError, OutOfBounds
-from engine.openai import ApiError
+from engine.faults import FaultError
+from engine.knobs import KnobError, NotPossible, OutOfBounds
+from engine.openai import ApiError, bad
 from engine.reconfig import CHANGED_BY_CHARS_MAX, StaleVersion
 from engine.sched.request import Finish, Request
 from engine.sched.scheduler import Outcome
 
 BODY_BYTES_MAX = 1_048_576
+REFUSED: dict[type[KnobError], int] = {OutOfBounds: 422, NotPossible: 409, KnobError: 400}
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -148,6 +151,7 @@ class App:
             "/health": {"GET": self.health},
             "/healthz": {"GET": self.health},
             "/metrics": {"GET": self.metrics},
+            "/v1/faults": {"POST": self.faults},
             "/pause": {"POST": self.pause},
             "/resume": {"POST": self.resume},
         }
@@ -194,6 +198,7 @@ class App:
             chat=chat,
             request_id=call.header(b"x-request-id") or uuid.uuid4().hex,
             parent=call.header(b"traceparent"),
+            priority=call.header(b"x-priority"),
             model=self.config.model_name,
             tokens_max=self.config.model_len_max,
         )
@@ -296,6 +301,33 @@ class App:
         self.core.pause(False)
         await call.answer({"paused": False, "waiting": self.core.waiting})
 
+    async def faults(self, call: Call) -> None:
+        """Breaks something on purpose, or mends it all; closed unless the engine has a token."""
+        token = self.config.faults_token
+        if not token:
+            raise ApiError(
+                403, "closed", "faults: closed, open them with --faults-token-env at the start"
+            )
+        given = call.header(b"authorization").encode()
+        if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+            raise ApiError(
+                401,
+                "unauthorized",
+                "Authorization: want Bearer and the faults token",
+                param="Authorization",
+                headers={"www-authenticate": "Bearer"},
+            )
+        body = await call.json()
+        try:
+            active = await asyncio.to_thread(self.core.faults.inject, body)
+        except KnobError as error:
+            raise ApiError(409, error.code, str(error), param="fault") from None
+        except FaultError as error:
+            raise bad(error.param, str(error)) from None
+        except TimeoutError as error:
+            raise ApiError(500, "not_taken", str(error)) from None
+        await call.answer({"active": active})
+
     async def config_get(self, call: Call) -> None:
         version = self.core.runtime.running
         body = {
@@ -303,7 +335,7 @@ class App:
             "model": self.config.model_name,
             "engine": self.config.name,
             "values": version.config.values(),
-            "knobs": version.config.described(),
+            "knobs": version.config.described(self.core.barrier.unsupported),
             "changed_by": version.changed_by,
             "changed_at": version.changed_at,
         }
@@ -334,8 +366,8 @@ class App:
         except StaleVersion as error:
             raise ApiError(412, "stale_version", str(error), param="If-Match") from None
         except KnobError as error:
-            status = 422 if isinstance(error, OutOfBounds) else 400
-            raise ApiError(status, error.code, str(error), param=error.knob) from None
+            status = next(code for kind, code in REFUSED.items() if isinstance(error, kind))
+            raise ApiError(status, error.code, str(error), param=error.knob or None) from None
         except TimeoutError as error:
             raise ApiError(500, "not_taken", str(error)) from None
         await self.config_get(call)

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from engine.kv.allocator import SCRATCH_BLOCK
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Which blocks each row owns: `tables` (rows, blocks) int64, `owned` (rows,) of them."""
+
+    block_size: int
+    tables: np.ndarray
+    owned: np.ndarray
+
+    @classmethod
+    def empty(cls, *, rows: int, model_len_max: int, block_size: int) -> Tables:
+        blocks = -(-model_len_max // block_size)
+        tables = np.full((rows, blocks), SCRATCH_BLOCK, np.int64)
+        return cls(block_size, tables, np.zeros(rows, np.int64))
 
 
 class Rows:
@@ -17,11 +34,7 @@ class Rows:
     """
 
     def __init__(self, *, rows: int, model_len_max: int, block_size: int) -> None:
-        self.block_size = block_size
-        blocks = -(-model_len_max // block_size)
         self.tokens = np.zeros((rows, model_len_max), np.int64)
-        self.tables = np.full((rows, blocks), SCRATCH_BLOCK, np.int64)
-        self.owned = np.zeros(rows, np.int64)
         self.known = np.zeros(rows, np.int64)
         self.computed = np.zeros(rows, np.int64)
         self.limit = np.zeros(rows, np.int64)
@@ -30,6 +43,12 @@ class Rows:
         self.begun = np.zeros(rows, bool)
         self.touched = np.zeros(rows, np.float64)
         self._free = list(range(rows - 1, -1, -1))
+        self.use(Tables.empty(rows=rows, model_len_max=model_len_max, block_size=block_size))
+
+    def use(self, layout: Tables) -> None:
+        """From now on, sequences stand in these blocks."""
+        self.layout = layout
+        self.block_size, self.tables, self.owned = layout.block_size, layout.tables, layout.owned
 
     @property
     def free_rows(self) -> int:

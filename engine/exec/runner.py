@@ -15,25 +15,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from engine.exec.capture import Graphs
+from engine.exec.decode import DecodeGroup, choose, decode_attention
 from engine.exec.rows import Rows
 from engine.kv.pool import KVPool
 from engine.models.llama import Llama
 from engine.sched.scheduler import Chunk, Plan
 
 ROWS_MIN = 4
-LOGIT_TOLERANCE = 1e-5
 GROUP_TOKENS_MAX = 6144  # of padded context: what one gather may take to stay in the L2 cache
 SPLIT_BLOCKS_MIN = 24  # padding that must be saved for another attention group to pay off
-
-
-@dataclass
-class DecodeGroup:
-    """Decodes `begin`:`end` of the step, padded to one context length (a multiple of blocks)."""
-
-    begin: int
-    end: int
-    blocks: torch.Tensor  # (sequences · kv_heads · blocks,) rows of the pool's block view
-    mask: torch.Tensor  # (sequences, 1, context): 0 where known, -inf beyond
 
 
 @dataclass
@@ -47,40 +38,60 @@ class PrefillChunk:
 
 
 class Runner:
-    """Holds the model and its KV pool; `forward` is called from the step thread only."""
+    """Holds the model, its KV pool and what was captured; of the step thread only.
+
+    `graphs` None: every step runs op by op. Steps are counted by how they ran; those that could
+    not be replayed although there are graphs also by why.
+    """
 
     def __init__(self, model: Llama, pool: KVPool, rows: Rows) -> None:
         self.model = model
         self.pool = pool
         self.rows = rows
+        self.graphs: Graphs | None = None
+        self.steps = {"graph": 0, "eager": 0}
+        self.misses = {"prompt": 0, "shape": 0}
         self.near_ties = 0
-        self.head_slots = np.arange(pool.kv_heads) * pool.slots_per_head
-        self.head_blocks = (np.arange(pool.kv_heads) * pool.blocks)[None, :, None]
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> tuple[np.ndarray, torch.Tensor]:
         """Next tokens (int64) and logits (float32), one row per request of `plan.sampled`."""
-        model, rows = self.model, self.rows
+        rows = self.rows
         step = Step(self, plan)
-        hidden = model.hidden(step.tokens, step.positions, step.attention)
         wanted = len(step.sampled)
+        chosen = self._replay(step) or self._run(step)
         if wanted == 0:
-            return np.empty(0, np.int64), hidden[:0]
-        logits = model.logits(hidden.index_select(0, torch.from_numpy(padded(step.sampled))))
-        logits = logits[:wanted]
-        best = logits.max(dim=1)
-        tokens = best.indices.numpy()
-        rivals = (logits >= (best.values - 2 * LOGIT_TOLERANCE).unsqueeze(1)).sum(dim=1)
+            return np.empty(0, np.int64), chosen[0][:0]
+        logits, best, close = (part[:wanted] for part in chosen)
+        tokens, rivals = best.numpy(), close.numpy()
         for i, request in enumerate(plan.sampled) if step.sampling else ():
             if request.temperature > 0:
                 tokens[i] = draw(logits[i], request.temperature, request.generator)
                 rivals[i] = 1
-        for i in np.flatnonzero(rivals.numpy() > 1).tolist():
+        for i in np.flatnonzero(rivals > 1).tolist():
             row = plan.sampled[i].row
             sequence = torch.from_numpy(rows.tokens[row, : rows.known[row]])
-            tokens[i] = int(model.dense(sequence)[-1].argmax())
+            tokens[i] = int(self.model.dense(sequence)[-1].argmax())
             self.near_ties += 1
         return tokens, logits
+
+    def _replay(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        if self.graphs is None:
+            return None
+        if step.prefills:
+            self.misses["prompt"] += 1
+            return None
+        if (graph := self.graphs.get(len(step.groups))) is None:
+            self.misses["shape"] += 1
+            return None
+        self.steps["graph"] += 1
+        return graph(step.tokens, step.positions, step.slots, step.groups, self.pool)
+
+    def _run(self, step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self.steps["eager"] += 1
+        hidden = self.model.hidden(step.tokens, step.positions, step.attention)
+        sampled = torch.from_numpy(padded(step.sampled))
+        return choose(self.model.logits(hidden.index_select(0, sampled)))
 
 
 class Step:
@@ -101,17 +112,18 @@ class Step:
         slots = rows.tables[owner, block] * pool.block_size + offset
         self.tokens = torch.from_numpy(padded(tokens))
         self.positions = torch.from_numpy(padded(positions))
+        self.head_blocks = (np.arange(pool.kv_heads) * pool.blocks)[None, :, None]
         # Padding writes to slot 0, which belongs to the scratch block.
-        heads = padded(slots)[:, None] + runner.head_slots
+        heads = padded(slots)[:, None] + np.arange(pool.kv_heads) * pool.slots_per_head
         self.slots = torch.from_numpy(heads.reshape(-1))
-        self.decodes = len(plan.rows)
-        self.groups = self._groups(plan.rows) if self.decodes else []
-        ends = self.decodes + np.cumsum(counts)
+        decodes = len(plan.rows)
+        self.groups = self._groups(plan.rows) if decodes else []
+        ends = decodes + np.cumsum(counts)
         self.prefills = [
             self._prefill(chunk, int(end)) for chunk, end in zip(plan.chunks, ends, strict=True)
         ]
         last = [int(e) - 1 for c, e in zip(plan.chunks, ends, strict=True) if c.last]
-        self.sampled = np.concatenate([np.arange(self.decodes), np.array(last, np.int64)])
+        self.sampled = np.concatenate([np.arange(decodes), np.array(last, np.int64)])
         self.sampling = any(r.temperature > 0 for r in plan.decodes) or any(
             c.request.temperature > 0 for c in plan.chunks
         )
@@ -119,23 +131,11 @@ class Step:
     def attention(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """Stores this step's keys and values, then attends: decodes by group, chunks one by one."""
         shape, pool = self.runner.model.shape, self.runner.pool
-        heads, kv_heads, dim, group = shape.heads, shape.kv_heads, shape.head_dim, shape.group
+        heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
         key = qkv[:, heads : heads + kv_heads]
         value = qkv[:, heads + kv_heads :]
         pool.store(layer, self.slots, key.reshape(-1, dim), value.reshape(-1, dim))
-        out = qkv.new_zeros(len(qkv), heads * dim)
-        if self.groups:
-            query = qkv[: self.decodes, :heads].reshape(-1, group, dim)
-        for part in self.groups:
-            sequences = part.end - part.begin
-            keys, values = pool.gather(layer, part.blocks)
-            keys = keys.view(sequences * kv_heads, -1, dim)
-            q = query[part.begin * kv_heads : part.end * kv_heads]
-            scores = torch.bmm(q, keys.transpose(1, 2))
-            scores.view(sequences, heads, -1).add_(part.mask)
-            weights = torch.softmax(scores, dim=-1)
-            o = out[part.begin : part.end].view(-1, group, dim)
-            torch.bmm(weights, values.view(sequences * kv_heads, -1, dim), out=o)
+        out = decode_attention(shape, pool, layer, qkv, self.groups)
         for chunk in self.prefills:
             span = slice(chunk.begin, chunk.end)
             q = qkv[span, :heads].transpose(0, 1)[None]
@@ -165,18 +165,11 @@ class Step:
         groups = []
         for begin, end in splits(blocks, GROUP_TOKENS_MAX // size):
             width = int(blocks[begin])
-            tables = runner.rows.tables[rows[begin:end], None, :width] + runner.head_blocks
+            tables = runner.rows.tables[rows[begin:end], None, :width] + self.head_blocks
             mask = np.zeros((end - begin, 1, width * size), np.float32)
             beyond = np.arange(width * size) >= context[begin:end, None]
             mask[:, 0][beyond] = -np.inf
-            groups.append(
-                DecodeGroup(
-                    begin,
-                    end,
-                    torch.from_numpy(tables.reshape(-1)),
-                    torch.from_numpy(mask),
-                )
-            )
+            groups.append(DecodeGroup(torch.from_numpy(tables.reshape(-1)), torch.from_numpy(mask)))
         return groups
 
     def _prefill(self, chunk: Chunk, end: int) -> PrefillChunk:
@@ -186,7 +179,7 @@ class Step:
         runner = self.runner
         size = runner.pool.block_size
         width = -(-(chunk.start + chunk.count) // size)
-        tables = runner.rows.tables[chunk.row, None, None, :width] + runner.head_blocks
+        tables = runner.rows.tables[chunk.row, None, None, :width] + self.head_blocks
         position = chunk.start + np.arange(chunk.count)
         seen = np.arange(width * size) <= position[:, None]
         return PrefillChunk(

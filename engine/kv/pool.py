@@ -7,26 +7,46 @@ blocks by index gives a dense (sequence, head, token) context without a transpos
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
 import torch
+
+CANARY_TOKENS = 24  # of the sequence that proves a change of the pool or of the graph
 
 
 class KVPool:
-    """`keys[layer]`, `values[layer]`: float32 (kv_heads · blocks · block_size, head_dim)."""
+    """`keys[layer]`, `values[layer]`: float32 (kv_heads · blocks · block_size, head_dim).
+
+    Of the blocks the first is scratch, the last few (`canary`) belong to no request.
+    Raises MemoryError where the machine has not that much left.
+    """
 
     def __init__(
         self, *, layers: int, kv_heads: int, head_dim: int, blocks: int, block_size: int
     ) -> None:
         self.kv_heads = kv_heads
         self.head_dim = head_dim
-        self.blocks = blocks + 1  # and the scratch block
+        self.canary = list(range(blocks + 1, blocks + 1 + -(-CANARY_TOKENS // block_size)))
+        self.blocks = 1 + blocks + len(self.canary)
         self.block_size = block_size
         rows = kv_heads * self.blocks * block_size
-        self.keys = [torch.zeros(rows, head_dim) for _ in range(layers)]
-        self.values = [torch.zeros(rows, head_dim) for _ in range(layers)]
+        needed, free = layers * 2 * rows * head_dim * 4, memory_free_bytes()
+        if free is not None and needed > free:
+            raise MemoryError(f"a KV pool of {needed} bytes does not fit into {free} free bytes")
+        self.keys: Sequence[torch.Tensor] = [torch.zeros(rows, head_dim) for _ in range(layers)]
+        self.values: Sequence[torch.Tensor] = [torch.zeros(rows, head_dim) for _ in range(layers)]
 
     @property
     def slots_per_head(self) -> int:
         return self.blocks * self.block_size
+
+    def over(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> KVPool:
+        """This pool's layout over other tensors: what graph capture traces."""
+        other = copy.copy(self)
+        other.keys, other.values = keys, values
+        return other
 
     def store(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Writes (tokens · kv_heads, head_dim) keys and values at `rows`."""
@@ -40,3 +60,40 @@ class KVPool:
             self.keys[layer].view(-1, width).index_select(0, blocks),
             self.values[layer].view(-1, width).index_select(0, blocks),
         )
+
+    def move(self, to: KVPool, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies tokens (slots of the first head, int64) into another pool's slots."""
+        here, there = self._rows(source), to._rows(target)
+        for old, new in self._pairs(to):
+            new.index_copy_(0, there, old.index_select(0, here))
+
+    def same(self, other: KVPool, source: torch.Tensor, target: torch.Tensor) -> bool:
+        """Whether `move` left there what is here."""
+        here, there = self._rows(source), other._rows(target)
+        return all(
+            torch.equal(old.index_select(0, here), new.index_select(0, there))
+            for old, new in self._pairs(other)
+        )
+
+    def _rows(self, slots: torch.Tensor) -> torch.Tensor:
+        heads = torch.arange(self.kv_heads)[:, None] * self.slots_per_head
+        return (slots + heads).reshape(-1)
+
+    def _pairs(self, other: KVPool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield from zip(self.keys, other.keys, strict=True)
+        yield from zip(self.values, other.values, strict=True)
+
+
+def memory_free_bytes() -> int | None:
+    """What this process may still take, by the machine and by its cgroup; None: it is not said."""
+    limits = []
+    try:
+        machine = Path("/proc/meminfo").read_text()
+        limits.append(int(machine.partition("MemAvailable:")[2].split()[0]) * 1024)
+        cgroup = Path("/sys/fs/cgroup")
+        limits.append(
+            int((cgroup / "memory.max").read_text()) - int((cgroup / "memory.current").read_text())
+        )
+    except (OSError, ValueError, IndexError):
+        pass  # no Linux, no cgroup v2, or no limit ("max")
+    return min(limits, default=None)

@@ -99,12 +99,13 @@ class Llama:
         shape = self.shape
         width = (shape.hidden,)
         rotated_heads = shape.heads + shape.kv_heads
+        all_heads = rotated_heads + shape.kv_heads
         rotation = self.rotation.index_select(0, positions).unsqueeze(1)
         x = self.embedding.index_select(0, tokens)
         for index, layer in enumerate(self.layers):
             h = F.rms_norm(x, width, layer.attention_norm, shape.norm_eps)
-            qkv = torch.mm(h, layer.qkv).view(len(x), -1, shape.head_dim)
-            pairs = qkv.view(len(x), -1, shape.head_dim // 2, 2)
+            qkv = torch.mm(h, layer.qkv).view(-1, all_heads, shape.head_dim)
+            pairs = qkv.view(-1, all_heads, shape.head_dim // 2, 2)
             torch.view_as_complex(pairs[:, :rotated_heads]).mul_(rotation)
             x = torch.addmm(x, attention(index, qkv), layer.out)
             h = F.rms_norm(x, width, layer.feed_norm, shape.norm_eps)

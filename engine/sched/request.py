@@ -18,6 +18,10 @@ class Finish(StrEnum):
     ERROR = "error"
 
 
+PRIORITIES = ("low", "normal", "high", "realtime")  # x-priority 0 … 3
+NORMAL = PRIORITIES.index("normal")
+
+
 @dataclass(eq=False)
 class Request:
     """Times are monotonic seconds, 0.0 while it has not happened. `row` is -1 while it waits.
@@ -36,6 +40,7 @@ class Request:
     generator: np.random.Generator | None = None
     stream: Any = None
     parent: str = ""
+    priority: int = NORMAL
     prompt_tokens: int = field(init=False)
     limit: int = field(init=False)
     row: int = -1

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.exec.rows import Rows
-from engine.knobs import RuntimeConfig
+from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.models.tokenizer import EOS
 from engine.sched.request import Finish, Request
@@ -160,6 +160,19 @@ class Scheduler:
         else:
             self._end(request, finish, now)
         return True
+
+    def halve_pool(self) -> None:
+        """Takes half of the blocks away; preempts the latest admitted where they are not free.
+
+        Raises NotPossible, nothing changed, when a lone request would not fit any more.
+        """
+        blocks, one = self.allocator.blocks, self.rows.tables.shape[1]
+        if blocks - blocks // 2 < one:
+            raise NotPossible(
+                "does_not_fit", "", f"half of {blocks} blocks would not hold one sequence of {one}"
+            )
+        while not self.allocator.withhold(blocks // 2):
+            self._preempt(self.running[-1])
 
     def _end(self, request: Request, finish: Finish, now: float) -> None:
         request.generated = int(self.rows.known[request.row]) - request.prompt_tokens

@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
 
+from engine.exec.capture import Graphs, capture
 from engine.exec.rows import Rows
 from engine.exec.runner import Runner
 from engine.knobs import RuntimeConfig
@@ -36,6 +37,11 @@ START_S_MAX = 60
 def model() -> Llama:
     torch.set_num_threads(1)
     return Llama(SHAPES["1.3m"], seed=0, positions=512)
+
+
+@pytest.fixture(scope="session")
+def graphs(model: Llama) -> Graphs:
+    return capture(model, 16)
 
 
 @dataclass
@@ -65,17 +71,21 @@ class Bench:
         return tokens, logits
 
 
-def bench(model: Llama, *, blocks: int = 512) -> Bench:
+def bench(
+    model: Llama, *, blocks: int = 512, block_size: int = 16, graphs: Graphs | None = None
+) -> Bench:
     shape = model.shape
-    rows = Rows(rows=64, model_len_max=512, block_size=16)
+    rows = Rows(rows=64, model_len_max=512, block_size=block_size)
     pool = KVPool(
         layers=shape.layers,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         blocks=blocks,
-        block_size=16,
+        block_size=block_size,
     )
-    return Bench(Scheduler(rows, PagedAllocator(blocks)), Runner(model, pool, rows))
+    runner = Runner(model, pool, rows)
+    runner.graphs = graphs
+    return Bench(Scheduler(rows, PagedAllocator(blocks)), runner)
 
 
 def request(name: str, tokens: np.ndarray | list[int], max_tokens: int) -> Request:

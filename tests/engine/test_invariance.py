@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.exec.capture import Graphs
 from engine.exec.runner import splits
 from engine.knobs import RuntimeConfig
 from engine.models.llama import SHAPES, Llama
@@ -26,7 +27,7 @@ def alone(model: Llama, prompt: np.ndarray, max_tokens: int) -> list[int]:
     return tokens["a"]
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     count=st.integers(1, 14),
@@ -37,12 +38,20 @@ def alone(model: Llama, prompt: np.ndarray, max_tokens: int) -> list[int]:
         prefill_chunk_tokens=st.integers(32, 256),
     ),
     blocks=st.sampled_from([32, 64, 512]),
+    captured=st.booleans(),
 )
 def test_any_batch_and_chunking_gives_the_tokens_and_logits_of_the_dense_reference(
-    model: Llama, seed: int, count: int, config: RuntimeConfig, blocks: int
+    model: Llama,
+    graphs: Graphs,
+    seed: int,
+    count: int,
+    config: RuntimeConfig,
+    blocks: int,
+    captured: bool,
 ) -> None:
     asked = [request(str(i), p, 1 + i % 12) for i, p in enumerate(prompts(seed, count))]
-    tokens, logits = bench(model, blocks=blocks).generate(asked, config)
+    subject = bench(model, blocks=blocks, graphs=graphs if captured else None)
+    tokens, logits = subject.generate(asked, config)
     for one in asked:
         assert len(tokens[one.id]) == one.max_tokens
         start = one.prompt_tokens
@@ -53,10 +62,15 @@ def test_any_batch_and_chunking_gives_the_tokens_and_logits_of_the_dense_referen
         assert tokens[one.id] == expected.argmax(dim=1).tolist()
 
 
-def test_tokens_are_equal_alone_and_in_a_crowd(model: Llama) -> None:
+@pytest.mark.parametrize("captured", [False, True])
+def test_tokens_are_equal_alone_and_in_a_crowd(
+    model: Llama, graphs: Graphs, captured: bool
+) -> None:
     asked = [request(str(i), p, 24) for i, p in enumerate(prompts(7, 24))]
     config = RuntimeConfig(max_num_seqs=24, max_num_batched_tokens=300, prefill_chunk_tokens=50)
-    crowd, _ = bench(model).generate(asked, config)
+    subject = bench(model, graphs=graphs if captured else None)
+    crowd, _ = subject.generate(asked, config)
+    assert (subject.runner.steps["graph"] > 20) is captured
     for one in asked[::4]:
         assert crowd[one.id] == alone(model, one.tokens[: one.prompt_tokens], 24)
 

@@ -42,11 +42,32 @@ OURS = {
     "engine:requests_received": "counter",
     "engine:requests_failed": "counter",
     "engine:config_changes": "counter",
+    "engine:config_rollbacks": "counter",
+    "engine:config_swap_seconds": "gauge",
+    "engine:kv_blocks": "gauge",
+    "engine:graph_capture_ready": "gauge",
+    "engine:graph_capture_seconds": "gauge",
+    "engine:graph_steps": "counter",
+    "engine:graph_misses": "counter",
+    "engine:requests_shed": "counter",
+    "engine:forward_seconds": "counter",
+    "engine:forward_cpu_seconds": "counter",
 }
 
 
 def metrics() -> Metrics:
-    reading = Reading(3, 5, 0.25, 7, {"max_num_seqs": 32}, 0)
+    reading = Reading(
+        running=3,
+        waiting=5,
+        kv_usage_ratio=0.25,
+        kv_blocks=2048,
+        config_version=7,
+        knobs={"max_num_seqs": 32, "kv_block_size": 32, "graph_capture": "on"},
+        graphs=None,
+        rollbacks=0,
+        swap_s=0.004,
+        spans_dropped=0,
+    )
     return Metrics(EngineConfig(), lambda: reading)
 
 

@@ -122,6 +122,10 @@ def test_defaults_and_ladders_lie_within_the_bounds() -> None:
         "max_num_batched_tokens": 2048,
         "max_wait_ms": 0,
         "prefill_chunk_tokens": 512,
+        "shed_below_priority": 0,
+        "kv_block_size": 16,
+        "graph_capture": "on",
     }
     for knob in KNOBS.values():
-        assert [knob.check(value) for value in knob.ladder] == sorted(knob.ladder)
+        assert [knob.check(value) for value in knob.ladder] == sorted(knob.ladder)  # type: ignore[type-var]
+        assert getattr(RuntimeConfig(), knob.name) == knob.default

@@ -211,6 +211,76 @@ def test_runtime_config_is_changed_by_compare_and_set(engine: EngineProcess) -> 
     assert httpx.get(url).json()["config_version"] == version + 1
 
 
+def change(url: str, **values: Any) -> httpx.Response:
+    url = f"{url}/v1/runtime_config"
+    etag = httpx.get(url).headers["etag"]
+    return httpx.patch(url, json=values, headers={"If-Match": etag}, timeout=30)
+
+
+def test_choices_and_barrier_knobs_are_told_and_changed(engine: EngineProcess) -> None:
+    knobs = httpx.get(f"{engine.url}/v1/runtime_config").json()["knobs"]
+    assert knobs["graph_capture"]["choices"] == ["off", "on"]
+    assert knobs["kv_block_size"]["choices"] == [8, 16, 32, 64, 128]
+    assert "minimum" not in knobs["kv_block_size"]
+    assert {name: knob["apply_class"] for name, knob in knobs.items()} == {
+        **dict.fromkeys(knobs, "hot"),
+        "graph_capture": "barrier",
+        "kv_block_size": "barrier",
+    }
+    assert all(knob["supported"] for knob in knobs.values())
+    changed = change(engine.url, graph_capture="off", kv_block_size=64)
+    assert changed.json()["values"]["graph_capture"] == "off"
+    seen = samples(engine.url)
+    assert seen["engine:graph_capture_ready"] == 0
+    assert seen["engine:kv_blocks"] == 1024
+    metrics = httpx.get(f"{engine.url}/metrics").text
+    assert 'block_size="64"' in metrics
+    assert 'knob="graph_capture",model_name="llama-1.3m"} 0.0' in metrics
+    for values, status, words in (
+        ({"graph_capture": "maybe"}, 422, "graph_capture: got maybe, allowed: off, on"),
+        ({"graph_capture": True}, 400, "graph_capture: got True, want text"),
+        ({"kv_block_size": 24}, 422, "kv_block_size: got 24 tokens, allowed: 8, 16, 32, 64, 128"),
+    ):
+        answer = change(engine.url, **values)
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"] == words
+    assert change(engine.url, graph_capture="on", kv_block_size=16).status_code == 200
+    assert samples(engine.url)["engine:graph_capture_ready"] == 1
+
+
+def test_low_priorities_are_shed_and_told_when_to_come_back(engine: EngineProcess) -> None:
+    def ask(priority: str) -> httpx.Response:
+        headers = {"x-priority": priority} if priority else {}
+        body = {"prompt": "a", "max_tokens": 2}
+        return httpx.post(f"{engine.url}/v1/completions", json=body, headers=headers, timeout=30)
+
+    before = samples(engine.url)
+    assert change(engine.url, shed_below_priority=2).status_code == 200
+    for priority, status in (
+        *(("low", 429), ("0", 429), ("", 429), ("normal", 429)),
+        *(("2", 200), ("High", 200), ("realtime", 200)),
+        ("urgent", 400),
+    ):
+        assert ask(priority).status_code == status, priority
+    refused = ask("low")
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"] == {
+        "code": "shed",
+        "message": "x-priority: low requests are turned away now, served: high, realtime",
+        "param": None,
+    }
+    error = ask("4").json()["error"]
+    assert error["param"] == "x-priority"
+    assert error["message"] == ("x-priority: got '4', allowed: 0 to 3, low, normal, high, realtime")
+    assert change(engine.url, shed_below_priority=0).status_code == 200
+    after = samples(engine.url)
+    assert after["engine:requests_shed_total"] - before["engine:requests_shed_total"] == 5
+    assert conserved(engine.url)
+    metrics = httpx.get(f"{engine.url}/metrics").text
+    assert 'reason="shed"} 5.0' in metrics
+    assert 'model_name="llama-1.3m",priority="low"} 3.0' in metrics
+
+
 def test_paused_it_finishes_what_runs_and_resumed_it_goes_on(engine: EngineProcess) -> None:
     assert httpx.post(f"{engine.url}/pause?mode=wait").json()["paused"] is True
     with ThreadPoolExecutor(1) as pool:

@@ -1,0 +1,226 @@
+"""Barrier knobs: what they need is built beside the running steps and exchanged between two.
+
+    prepare   off the step thread: capture graphs, allocate the pool; may refuse
+    swap      on the step thread: move the running requests' KV, exchange, prove with a canary
+    restore   the proof failed: everything stands as before, the old pool was only read
+
+A request that runs meanwhile notices nothing but one longer gap between two tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.config import EngineConfig
+from engine.exec.capture import CaptureError, Graphs, capture
+from engine.exec.decode import LOGIT_TOLERANCE
+from engine.exec.reblock import Layout, blocks_needed, reblock
+from engine.exec.runner import Runner
+from engine.knobs import NotPossible, RuntimeConfig
+from engine.kv.allocator import PagedAllocator
+from engine.kv.pool import CANARY_TOKENS, KVPool
+from engine.models.llama import Llama
+from engine.sched.request import Request
+from engine.sched.scheduler import Chunk, Plan, Scheduler
+
+log = logging.getLogger("engine")
+
+
+class ProofFailed(RuntimeError):
+    """After an exchange, a step did not compute what it should."""
+
+
+def new_pool(config: EngineConfig, model: Llama, block_size: int) -> KVPool:
+    """An empty pool of the configured size in blocks of `block_size`. Raises NotPossible."""
+    shape, blocks = model.shape, config.kv_pool_tokens // block_size
+    one = -(-config.model_len_max // block_size)
+    if blocks < one:
+        raise NotPossible(
+            "does_not_fit",
+            "kv_block_size",
+            f"kv_block_size: a pool of {config.kv_pool_tokens} tokens has {blocks} blocks of "
+            f"{block_size}, and one sequence of {config.model_len_max} tokens needs {one}",
+        )
+    try:
+        return KVPool(
+            layers=shape.layers,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            blocks=blocks,
+            block_size=block_size,
+        )
+    except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
+        raise NotPossible("does_not_fit", "kv_block_size", f"kv_block_size: {error}") from error
+
+
+class Barrier:
+    """Owns what barrier knobs exchange. `prepare` from any thread, one at a time."""
+
+    def __init__(self, config: EngineConfig, runner: Runner, scheduler: Scheduler) -> None:
+        self.config = config
+        self.runner = runner
+        self.scheduler = scheduler
+        self.rollbacks = 0
+        self.swap_s = 0.0  # how long the last swap held up the steps
+        self.unsupported: dict[str, str] = {}  # knob → why this device cannot
+        self.capture_lost = False
+        self.canary = Canary(runner)
+
+    def start(self, running: RuntimeConfig) -> None:
+        """Captures, if that is asked for, before the first step. Without it the engine serves."""
+        if running.graph_capture == "on":
+            try:
+                self.runner.graphs = capture(self.runner.model, running.kv_block_size)
+            except CaptureError as error:
+                log.warning("%s: graph capture is not supported: %s", self.config.name, error)
+                self.unsupported["graph_capture"] = str(error)
+
+    def prepare(self, before: RuntimeConfig, after: RuntimeConfig) -> Swap | None:
+        """What to run between two steps; None when no barrier knob changes. Raises NotPossible."""
+        turned = after.graph_capture != before.graph_capture
+        recut = after.kv_block_size != before.kv_block_size
+        if not turned and not recut:
+            return None
+        graphs = None
+        if after.graph_capture == "on" and (turned or self.runner.graphs is not None):
+            graphs = self._capture(after.kv_block_size)
+        pool = None
+        if recut:
+            pool = new_pool(self.config, self.runner.model, after.kv_block_size)
+            self._check_room(after.kv_block_size)
+        return Swap(self, pool, graphs)
+
+    def lose_graphs(self) -> None:
+        """Between two steps: the graphs are gone and cannot be built until `recapture`."""
+        self.capture_lost = True
+        self.runner.graphs = None
+
+    def recapture(self, running: RuntimeConfig) -> Graphs | None:
+        """Ends `lose_graphs`: the graphs to use from the next step on, where they are asked for."""
+        self.capture_lost = False
+        return self._capture(running.kv_block_size) if running.graph_capture == "on" else None
+
+    def _capture(self, block_size: int) -> Graphs:
+        if self.capture_lost:
+            raise NotPossible(
+                "capture_failed",
+                "graph_capture",
+                "graph_capture: the device does not take a graph now; steps run op by op",
+            )
+        try:
+            return capture(self.runner.model, block_size)
+        except CaptureError as error:
+            raise NotPossible(
+                "capture_failed", "graph_capture", f"graph_capture: {error}"
+            ) from error
+
+    def _check_room(self, block_size: int) -> None:
+        """An early no, of the moment; `reblock` has the last word."""
+        allocator = self.allocator_for(block_size)
+        lone = -(-self.config.model_len_max // block_size)
+        needed = max(lone, blocks_needed(self.runner.rows, block_size))
+        if needed > allocator.blocks:
+            raise self.too_small(block_size, needed, allocator.blocks)
+
+    def allocator_for(self, block_size: int) -> PagedAllocator:
+        """An empty one; what share is withheld from the pool now stays withheld."""
+        now = self.scheduler.allocator
+        total = self.config.kv_pool_tokens // block_size
+        allocator = PagedAllocator(total)
+        share = now.withheld_blocks / (now.blocks + now.withheld_blocks)
+        allocator.withhold(round(total * share))
+        return allocator
+
+    @staticmethod
+    def too_small(block_size: int, needed: int, blocks: int) -> NotPossible:
+        return NotPossible(
+            "does_not_fit",
+            "kv_block_size",
+            f"kv_block_size: {needed} blocks of {block_size} tokens would be needed for what runs, "
+            f"or for the longest request; the pool has {blocks}",
+        )
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One exchange, prepared. Called on the step thread, between two steps.
+
+    `pool` None: the blocks stay as they are. Raises NotPossible, and all is as before.
+    """
+
+    barrier: Barrier
+    pool: KVPool | None
+    graphs: Graphs | None
+
+    def __call__(self) -> None:
+        began = time.monotonic()
+        barrier, runner, scheduler = self.barrier, self.barrier.runner, self.barrier.scheduler
+        before = Layout(runner.pool, scheduler.allocator, runner.rows.layout), runner.graphs
+        try:
+            layout = before[0] if self.pool is None else self._moved(self.pool)
+            self._use(layout, self.graphs)
+            barrier.canary.prove()
+        except Exception as error:
+            self._use(*before)
+            barrier.rollbacks += 1
+            if isinstance(error, NotPossible):
+                raise
+            log.exception("a change was taken back")
+            message = f"the change was taken back, its proof failed: {error}"
+            raise NotPossible("proof_failed", "", message) from error
+        finally:
+            barrier.swap_s = time.monotonic() - began
+
+    def _moved(self, pool: KVPool) -> Layout:
+        barrier, rows = self.barrier, self.barrier.runner.rows
+        allocator = barrier.allocator_for(pool.block_size)
+        blocks = allocator.blocks
+        layout = reblock(rows, barrier.runner.pool, pool, allocator)
+        if layout is None:
+            needed = blocks_needed(rows, pool.block_size)
+            raise barrier.too_small(pool.block_size, needed, blocks)
+        return layout
+
+    def _use(self, layout: Layout, graphs: Graphs | None) -> None:
+        runner, scheduler = self.barrier.runner, self.barrier.scheduler
+        runner.pool = layout.pool
+        runner.rows.use(layout.tables)
+        scheduler.allocator = layout.allocator
+        runner.graphs = graphs
+
+
+class Canary:
+    """A short sequence in blocks of its own, whose logits are known: proof that steps are right."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        vocabulary = runner.model.shape.vocabulary
+        self.tokens = np.arange(CANARY_TOKENS) * 97 % vocabulary
+        self.expected = runner.model.dense(torch.from_numpy(self.tokens))[-2:]
+
+    def prove(self) -> None:
+        """Prefill, then one decode, through the pool and the graphs in use. Raises ProofFailed."""
+        runner, rows = self.runner, self.runner.rows
+        request = Request(id="canary", tokens=self.tokens, max_tokens=1, arrived=0.0)
+        last = len(self.tokens) - 1
+        row = request.row = rows.open(
+            self.tokens, request.limit, ignore_eos=True, has_stop=False, begun=False
+        )
+        steps, misses = dict(runner.steps), dict(runner.misses)
+        try:
+            rows.append_blocks(row, runner.pool.canary)
+            chunk = Chunk(request, row, 0, last, last=True)
+            _, first = runner.forward(Plan([], np.empty(0, np.int64), [chunk]))
+            rows.computed[row] = last
+            _, second = runner.forward(Plan([request], np.array([row]), []))
+        finally:
+            rows.close(row)
+            runner.steps, runner.misses = steps, misses
+        error = float((torch.cat([first, second]) - self.expected).abs().max())
+        if not error <= LOGIT_TOLERANCE:
+            raise ProofFailed(f"the canary's logits differ by {error:g}")

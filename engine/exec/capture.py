@@ -1,0 +1,159 @@
+"""Graph capture on a CPU: the decode step as one TorchScript graph, replayed without Python.
+
+What a step costs beyond its arithmetic is Python between some hundred small kernels, during which
+it also competes with the event loop for the interpreter. The graph runs the same kernels in the
+same order, so its logits are the same to the bit; the interpreter is free meanwhile.
+
+There is one graph per number of attention groups (1 … GROUPS_MAX), the one thing that changes
+which kernels run. Batch and context stay dynamic: a CPU gains nothing from fixed sizes, and
+padding a batch to a bucket costs what the padding computes. Recorded by torch.jit.trace and run
+without its profiling executor, which would recompile for new sizes in the middle of serving.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.exec.decode import LOGIT_TOLERANCE, DecodeGroup, choose, decode_attention
+from engine.kv.pool import KVPool
+from engine.models.llama import Llama
+
+GROUPS_MAX = 4  # beyond, a batch is so large that Python hardly counts
+
+Chosen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class CaptureError(RuntimeError):
+    """The step could not be captured, or the graph does not compute the same."""
+
+
+class DecodeStep(torch.nn.Module):
+    """One decode step as a function of tensors; `pool` gives the layout only."""
+
+    def __init__(self, model: Llama, pool: KVPool) -> None:
+        super().__init__()
+        self.model = model
+        self.pool = pool
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        groups: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+    ) -> Chosen:
+        shape, pool = self.model.shape, self.pool.over(keys, values)
+        parts = [DecodeGroup(blocks, mask) for blocks, mask in groups]
+
+        def attention(layer: int, qkv: torch.Tensor) -> torch.Tensor:
+            key, value = qkv[:, shape.heads :].chunk(2, dim=1)
+            dim = shape.head_dim
+            pool.store(layer, slots, key.reshape(-1, dim), value.reshape(-1, dim))
+            return decode_attention(shape, pool, layer, qkv, parts)
+
+        return choose(self.model.logits(self.model.hidden(tokens, positions, attention)))
+
+
+class Graph:
+    """One captured step. Called with the arrays of a step and any pool of the same layout."""
+
+    def __init__(self, step: DecodeStep, groups: int) -> None:
+        with warnings.catch_warnings(), torch.inference_mode():
+            warnings.simplefilter("ignore")  # of sizes that are meant to be constant
+            self.script = torch.jit.trace(  # type: ignore[no-untyped-call]
+                step, sample(step.pool, [2] * groups, 1), check_trace=False
+            )
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        groups: Sequence[DecodeGroup],
+        pool: KVPool,
+    ) -> Chosen:
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            chosen: Chosen = self.script(
+                tokens,
+                positions,
+                slots,
+                tuple((blocks, mask) for blocks, mask in groups),
+                tuple(pool.keys),
+                tuple(pool.values),
+            )
+        return chosen
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """What was captured for one model and one block size, and how long that took."""
+
+    by_groups: dict[int, Graph]
+    seconds: float
+
+    def get(self, groups: int) -> Graph | None:
+        return self.by_groups.get(groups)
+
+
+def capture(model: Llama, block_size: int) -> Graphs:
+    """Records and proves the graphs of all group counts; safe beside a running step thread.
+
+    Raises CaptureError, also where a graph gives other tokens than the plain step, or logits that
+    differ by more than LOGIT_TOLERANCE.
+    """
+    began = time.monotonic()
+    shape = model.shape
+    pool = KVPool(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        blocks=3,
+        block_size=block_size,
+    )
+    step = DecodeStep(model, pool)
+    graphs: dict[int, Graph] = {}
+    for groups in range(1, GROUPS_MAX + 1):
+        try:
+            graphs[groups] = Graph(step, groups)
+            prove(step, graphs[groups], groups)
+        except RuntimeError as error:  # torch's own, and CaptureError
+            raise CaptureError(f"the decode step could not be captured: {error}") from error
+    return Graphs(graphs, time.monotonic() - began)
+
+
+def sample(
+    pool: KVPool, sequences: Sequence[int], blocks: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[DecodeGroup, ...], *tuple[object, ...]]:
+    """Arguments of a DecodeStep: groups of so many sequences, each of `blocks` blocks."""
+    count, kv_heads = sum(sequences), pool.kv_heads
+    heads = torch.arange(kv_heads) * pool.slots_per_head
+    table = torch.arange(1, blocks + 1) + (torch.arange(kv_heads) * pool.blocks)[:, None]
+    groups = tuple(
+        DecodeGroup(table.repeat(n, 1).reshape(-1), torch.zeros(n, 1, blocks * pool.block_size))
+        for n in sequences
+    )
+    positions = torch.arange(count)
+    slots = (pool.block_size + positions % pool.block_size)[:, None] + heads
+    keys, values = tuple(pool.keys), tuple(pool.values)
+    return torch.arange(count) + 65, positions, slots.reshape(-1), groups, keys, values
+
+
+@torch.inference_mode()
+def prove(step: DecodeStep, graph: Graph, groups: int) -> None:
+    """Compares both on sizes the graph was not recorded with. Raises CaptureError."""
+    for blocks, first in ((1, 3), (2, 5)):
+        arguments = sample(step.pool, [first, *[1] * (groups - 1)], blocks)
+        plain = step(*arguments)
+        logits, tokens, _ = graph(*arguments[:4], step.pool)
+        if not torch.equal(tokens, plain[1]):
+            raise CaptureError("the captured step chooses other tokens than the plain one")
+        error = float((logits - plain[0]).abs().max())
+        if not error <= LOGIT_TOLERANCE:
+            raise CaptureError(f"the captured step's logits differ by {error:g}")

@@ -1,0 +1,122 @@
+"""Things that go wrong on purpose, for tests, benches and the demo: each really happens.
+
+    slow_host        busy processes share the CPU of the step thread
+    capture_lost     the captured graphs are dropped and cannot be built again
+    kv_pool_halved   half of the KV pool's blocks are taken away
+    none             all of it is mended
+
+Nothing tells them apart from the real thing: no metric names them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.barrier import Barrier
+from engine.knobs import NotPossible
+from engine.reconfig import RuntimeStore
+from engine.sched.scheduler import Scheduler
+
+PROCESSES_MAX = 16
+PROCESSES_DEFAULT = 2
+# Ends by itself when the engine is gone, however that ended.
+BUSY = "import os\np = os.getppid()\nwhile os.getppid() == p:\n    sum(range(100000))\n"
+
+
+class FaultError(ValueError):
+    """The order cannot be read; `param` is the field."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Faults:
+    """`inject` from any thread. What touches the step thread's things is done between two steps."""
+
+    def __init__(
+        self,
+        runtime: RuntimeStore,
+        scheduler: Scheduler,
+        barrier: Barrier,
+        step_thread: threading.Thread,
+    ) -> None:
+        self.runtime = runtime
+        self.scheduler = scheduler
+        self.barrier = barrier
+        self.step_thread = step_thread
+        self.active: set[str] = set()
+        self.busy: list[subprocess.Popen[bytes]] = []
+        self.affinity: set[int] = set()
+        self.faults: dict[str, Callable[[int], None]] = {
+            "slow_host": self._slow_host,
+            "capture_lost": self._lose_capture,
+            "kv_pool_halved": self._halve_pool,
+            "none": self._cure,
+        }
+
+    def inject(self, order: Mapping[str, Any]) -> list[str]:
+        """`{"fault": name}`, slow_host also with `processes`; returns what is broken now.
+
+        Raises FaultError, NotPossible, TimeoutError.
+        """
+        fault = order.get("fault")
+        if not isinstance(fault, str) or fault not in self.faults:
+            raise FaultError("fault", f"got {fault!r}, allowed: {', '.join(self.faults)}")
+        processes = order.get("processes", PROCESSES_DEFAULT)
+        if type(processes) is not int or not 1 <= processes <= PROCESSES_MAX:
+            raise FaultError("processes", f"got {processes!r}, allowed: 1 to {PROCESSES_MAX}")
+        with self.runtime.changing:
+            if fault not in self.active:
+                self.faults[fault](processes)
+                self.active.add(fault)
+            self.active.discard("none")
+            return sorted(self.active)
+
+    def end(self) -> None:
+        """Stops the busy processes, and nothing else: the engine has ended."""
+        for process in self.busy:
+            process.kill()
+            process.wait()
+        self.busy = []
+
+    def _slow_host(self, processes: int) -> None:
+        # On one CPU with the step thread, so that the host is as slow with 2 CPUs as with 64, and
+        # what else runs here is left alone.
+        if not hasattr(os, "sched_setaffinity"):
+            raise NotPossible("not_possible", "", "slow_host: this system binds no thread to a CPU")
+        thread = self.step_thread.native_id or 0
+        self.affinity = os.sched_getaffinity(thread)
+        cpu = {max(self.affinity)}
+        os.sched_setaffinity(thread, cpu)
+        for _ in range(processes):
+            process = subprocess.Popen([sys.executable, "-I", "-S", "-c", BUSY])
+            self.busy.append(process)
+            os.sched_setaffinity(process.pid, cpu)
+
+    def _lose_capture(self, _: int) -> None:
+        self.runtime.boundary.run(self.barrier.lose_graphs)
+
+    def _halve_pool(self, _: int) -> None:
+        self.runtime.boundary.run(self.scheduler.halve_pool)
+
+    def _cure(self, _: int) -> None:
+        if self.busy:
+            os.sched_setaffinity(self.step_thread.native_id or 0, self.affinity)
+            self.end()
+        graphs = None
+        if "capture_lost" in self.active:
+            graphs = self.barrier.recapture(self.runtime.running.config)
+
+        def mend() -> None:
+            self.scheduler.allocator.give_back()
+            if graphs is not None:
+                self.barrier.runner.graphs = graphs
+
+        self.runtime.boundary.run(mend)
+        self.active.clear()

@@ -1,0 +1,87 @@
+"""The captured decode step: the same to the bit, counted, and gone when it is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.exec.capture import (
+    GROUPS_MAX,
+    CaptureError,
+    Chosen,
+    DecodeStep,
+    Graph,
+    Graphs,
+    capture,
+    prove,
+)
+from engine.knobs import RuntimeConfig
+from engine.models.llama import SHAPES, Llama
+from tests.engine.conftest import bench, request
+
+
+def both_ways(
+    model: Llama, graphs: Graphs, lengths: list[int]
+) -> tuple[list[torch.Tensor], list[torch.Tensor], dict[str, int], dict[str, int]]:
+    """Logits op by op and replayed, and how the replaying runner counted."""
+    logits = []
+    for use in (None, graphs):
+        rng = np.random.default_rng(0)
+        asked = [request(str(i), rng.integers(0, 262, n), 9) for i, n in enumerate(lengths)]
+        subject = bench(model, blocks=2000, graphs=use)
+        _, seen = subject.generate(asked, RuntimeConfig(max_num_seqs=64))
+        logits.append([torch.stack(seen[one.id]) for one in asked])
+    return logits[0], logits[1], subject.runner.steps, subject.runner.misses
+
+
+@pytest.mark.parametrize("lengths", [[5], [30, 31, 200], [7] * 9, [400, 300, 20, *[3] * 40]])
+def test_a_replayed_step_has_the_logits_of_the_plain_one_to_the_bit(
+    model: Llama, graphs: Graphs, lengths: list[int]
+) -> None:
+    plain, replayed, steps, misses = both_ways(model, graphs, lengths)
+    for one, other in zip(plain, replayed, strict=True):
+        assert torch.equal(one, other)
+    assert steps["graph"] >= 7
+    assert misses["prompt"] == steps["eager"]
+    assert misses["shape"] == 0
+
+
+def test_a_shape_nobody_captured_runs_op_by_op_and_is_counted(model: Llama, graphs: Graphs) -> None:
+    few = Graphs({}, 0.0)
+    plain, fallen_back, steps, misses = both_ways(model, few, [5, 6])
+    assert torch.equal(torch.stack(plain), torch.stack(fallen_back))
+    assert steps["graph"] == 0
+    assert misses["shape"] == steps["eager"] - misses["prompt"] > 0
+    assert set(graphs.by_groups) == set(range(1, GROUPS_MAX + 1))
+
+
+@pytest.mark.parametrize("block_size", [8, 128])
+def test_each_block_size_has_its_own_graphs(model: Llama, block_size: int) -> None:
+    rng = np.random.default_rng(1)
+    prompt = rng.integers(0, 262, 100)
+    plain, _ = bench(model).generate([request("a", prompt, 20)], RuntimeConfig())
+    subject = bench(model, blocks=80, block_size=block_size, graphs=capture(model, block_size))
+    tokens, _ = subject.generate([request("a", prompt, 20)], RuntimeConfig())
+    assert tokens == plain
+    assert subject.runner.steps["graph"] == 19
+
+
+def test_the_larger_model_is_captured_too() -> None:
+    model = Llama(SHAPES["8m"], seed=0, positions=64)
+    assert capture(model, 16).seconds > 0
+
+
+def test_a_graph_that_computes_something_else_is_not_taken(model: Llama) -> None:
+    class Off(Graph):
+        def __call__(self, *arguments: Any) -> Chosen:
+            logits, tokens, rivals = super().__call__(*arguments)
+            return logits + 1e-4, tokens, rivals
+
+    pool = bench(model).runner.pool
+    step = DecodeStep(model, pool)
+    prove(step, Graph(step, 2), 2)
+    with pytest.raises(CaptureError, match=r"logits differ by 0\.0001"):
+        prove(step, Off(step, 2), 2)
