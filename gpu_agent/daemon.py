@@ -178,6 +178,7 @@ class Agent:
             cpu_seconds_total=cpu_s,
             rss_bytes=rss_bytes,
             stopping=stopping,
+            kill_switch=self.config.stop_file.exists(),
         )
 
     def engine_reports(self) -> list[EngineReport]:
@@ -196,6 +197,8 @@ class Agent:
                     config_version=state.config_version if state else None,
                     values=dict(state.values) if state else {},
                     knobs=dict(state.knobs) if state else {},
+                    changed_by=state.changed_by if state else "",
+                    changed_at=state.changed_at if state else "",
                     error=error,
                 )
             )

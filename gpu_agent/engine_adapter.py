@@ -41,13 +41,17 @@ class Refused(AdapterError):
 class EngineState:
     """A configuration as the engine itself tells it.
 
-    `knobs`: name → {value, unit, minimum, maximum, apply_class}, as far as the engine says.
+    `knobs`: name → {value, unit, minimum, maximum or choices, apply_class, supported, reason}, as
+    far as the engine says. Values are numbers or words, handed on as they are.
+    `changed_by` and `changed_at` (RFC 3339): who made this version and when, "" where unknown.
     """
 
     config_version: int
     values: Values
     model: str = ""
     knobs: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    changed_by: str = ""
+    changed_at: str = ""
 
 
 class EngineAdapter(ABC):

@@ -104,6 +104,11 @@ def _knob_refusal(name: str, value: object, state: EngineState) -> str:
     if _kind(value) != _kind(running):
         return f"{name}: got {value!r}, want {_kind(running)}"
     knob = state.knobs.get(name, {})
+    if knob.get("supported") is False:
+        return f"{name}: not supported by this engine: {knob.get('reason', 'it does not say why')}"
+    choices = knob.get("choices")
+    if isinstance(choices, list) and value not in choices:
+        return f"{name}: got {value!r}, the engine's choices: {', '.join(map(str, choices))}"
     return _range_refusal(name, value, knob.get("minimum"), knob.get("maximum"), "engine's bounds")
 
 

@@ -118,8 +118,10 @@ def _decode(hint: Any, value: object, where: str) -> Any:
 class EngineReport(Wire):
     """One engine as the agent last read it back.
 
-    `knobs` is the engine's own table: name → {value, unit, minimum, maximum, apply_class}.
+    `knobs` is the engine's own table: name → {value, unit, minimum, maximum or choices,
+    apply_class, supported}. Values are numbers or words and go through unchanged.
     `reachable` false keeps the last values read, with `error` saying why.
+    `changed_by` and `changed_at`: who made this config_version and when, "" where unknown.
     """
 
     name: str
@@ -132,6 +134,8 @@ class EngineReport(Wire):
     values: dict[str, Any] = field(default_factory=dict)
     knobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: str = ""
+    changed_by: str = ""
+    changed_at: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,10 @@ class Command(Wire):
 
 @dataclass(frozen=True)
 class SyncRequest(Wire):
-    """A heartbeat: who, what runs here, what became of the commands, and room for new ones."""
+    """A heartbeat: who, what runs here, what became of the commands, and room for new ones.
+
+    `kill_switch`: the node's stop file exists, so no apply command would be carried out.
+    """
 
     agent_id: str
     boot_id: str
@@ -192,6 +199,7 @@ class SyncRequest(Wire):
     cpu_seconds_total: float = 0.0
     rss_bytes: int = 0
     stopping: bool = False
+    kill_switch: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,12 @@ ENGINES_KNOWN_PER_NODE_MAX = 4 * ENGINES_PER_NODE_MAX
 GPUS_PER_NODE_MAX = 64
 RESULTS_PER_SYNC_MAX = 1_000
 COMMANDS_OFFERED_MAX = 100
+COMMANDS_LOOKED_AT_MAX = 2_000
 LIST_ROWS_MAX = 1_000
 ROWS_PER_PRUNE_MAX = 1_000
 STATUS_CHARS_MAX = 200
 ERROR_CHARS_MAX = 300
+CHANGED_BY_CHARS_MAX = 100
 TOTAL_MAX = 2**63 - 1
 # The agent polls every 2 s.
 LATE_AFTER = timedelta(seconds=15)
@@ -70,6 +72,11 @@ def time_of(where: str, text: str) -> datetime:
     if at is None or at.tzinfo is None:
         raise WireError(f"{where}: got {text!r}, want an RFC 3339 time with its zone")
     return at
+
+
+def words_of(text: str, chars_max: int) -> str:
+    """What an engine says in its own words: cut, control characters as spaces, never refused."""
+    return _CONTROL.sub(" ", text[:chars_max]).strip()
 
 
 def _texts_check(where: str, message: object, chars_max: dict[str, int]) -> None:

@@ -14,6 +14,7 @@ class Node(models.Model):
     """A host with an agent. `gpu_status` is "ok" or says why there is no reading ("no GPU: …").
 
     `sent_at` is the agent's own time of the newest heartbeat heard: an older one changes nothing.
+    `kill_switch`: the node's stop file exists, so its agent lets nothing be changed.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -29,6 +30,7 @@ class Node(models.Model):
     agent_cpu_seconds = models.FloatField(default=0)
     agent_rss_bytes = models.BigIntegerField(default=0)
     clock_skew_s = models.FloatField(default=0)
+    kill_switch = models.BooleanField(default=False)
     sent_at = models.DateTimeField(null=True, blank=True)
     last_seen_at = models.DateTimeField(null=True, blank=True)
     stopped_at = models.DateTimeField(null=True, blank=True)
@@ -44,6 +46,8 @@ class Engine(models.Model):
     """One serving process. `values` are what was read back, never what was last commanded.
 
     `knobs` is the engine's own table: name → {value, unit, minimum, maximum, apply_class}.
+    `set_by` says who last set a knob, as far as it was seen to move: name → {by, at, from, version,
+    versions}. More than one of `versions` passed between two looks: it may have been another hand.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -59,6 +63,9 @@ class Engine(models.Model):
     config_version = models.BigIntegerField(null=True, blank=True)
     values = models.JSONField(default=dict, blank=True)
     knobs = models.JSONField(default=dict, blank=True)
+    changed_by = models.CharField(max_length=100, blank=True)
+    changed_at = models.DateTimeField(null=True, blank=True)
+    set_by = models.JSONField(default=dict, blank=True)
     generation = models.BigIntegerField(default=0)
     last_seen_at = models.DateTimeField(null=True, blank=True)
 

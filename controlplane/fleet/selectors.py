@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Literal
 
+from django.db.models import F
+
 from controlplane.accounts.models import Tenant
-from controlplane.fleet.limits import LATE_AFTER, LIST_ROWS_MAX, LOST_AFTER
+from controlplane.fleet.limits import (
+    COMMANDS_LOOKED_AT_MAX,
+    LATE_AFTER,
+    LIST_ROWS_MAX,
+    LOST_AFTER,
+)
 from controlplane.fleet.models import Command, Engine, Node
 
 NodeState = Literal["ok", "late", "lost", "stopped"]
@@ -31,6 +40,22 @@ def engines_of(tenant: Tenant, service: str | None = None) -> list[Engine]:
 def nodes_of(tenant: Tenant) -> list[Node]:
     """Nodes by name; at most 1,000."""
     return list(Node.objects.filter(tenant=tenant).order_by("name", "agent_id")[:LIST_ROWS_MAX])
+
+
+def node_named(tenant: Tenant, name: str) -> Node | None:
+    """The node of that name heard last; a host that was set up anew has an older namesake."""
+    nodes = Node.objects.filter(tenant=tenant, name=name)
+    return nodes.order_by(F("last_seen_at").desc(nulls_last=True)).first()
+
+
+def commands_answered(engines: Iterable[Engine]) -> dict[uuid.UUID, list[Command]]:
+    """By engine's key its commands that were answered, oldest first: of the newest 2,000 of all
+    these engines. One query."""
+    answered = Command.objects.filter(engine__in=engines).exclude(result_state="")
+    found: dict[uuid.UUID, list[Command]] = defaultdict(list)
+    for command in answered.order_by("-created_at", "-generation")[:COMMANDS_LOOKED_AT_MAX]:
+        found[command.engine_id].append(command)
+    return {engine: commands[::-1] for engine, commands in found.items()}
 
 
 def node_state(node: Node, now: datetime) -> NodeState:

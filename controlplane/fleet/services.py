@@ -152,6 +152,7 @@ def _node_hear(tenant: Tenant, request: protocol.SyncRequest, now: datetime) -> 
     node.agent_cpu_seconds = request.cpu_seconds_total
     node.agent_rss_bytes = request.rss_bytes
     node.clock_skew_s = (sent_at - now).total_seconds()
+    node.kill_switch = request.kill_switch
     node.sent_at, node.last_seen_at = sent_at, now
     node.stopped_at = now if request.stopping else None
     node.save()
@@ -205,8 +206,7 @@ def _engine_hear(node: Node, report: protocol.EngineReport, now: datetime) -> No
     engine.error = report.error[: limits.ERROR_CHARS_MAX]
     engine.model = report.model or engine.model
     if report.config_version is not None:
-        engine.config_version, engine.values = report.config_version, report.values
-        engine.knobs = report.knobs
+        _configuration_hear(engine, report, now)
     if report.reachable:
         engine.last_seen_at = now
     # Not `generation`: command_create may have raised it since this row was read.
@@ -222,9 +222,36 @@ def _engine_hear(node: Node, report: protocol.EngineReport, now: datetime) -> No
             "config_version",
             "values",
             "knobs",
+            "changed_by",
+            "changed_at",
+            "set_by",
             "last_seen_at",
         ]
     )
+
+
+def _configuration_hear(engine: Engine, report: protocol.EngineReport, now: datetime) -> None:
+    """Takes over what was read back, and notes by whom each knob that moved was set."""
+    assert report.config_version is not None
+    by = limits.words_of(report.changed_by, limits.CHANGED_BY_CHARS_MAX)
+    try:
+        at = limits.time_of("changed_at", report.changed_at)
+    except WireError:
+        at = None  # an engine without a clock to tell by: the change is as old as this look
+    seen, moved = engine.config_version, report.config_version != engine.config_version
+    if seen is not None and moved:
+        noted = {
+            "by": by,
+            "at": (at or now).astimezone(UTC).isoformat(),
+            "version": report.config_version,
+            "versions": max(1, report.config_version - seen),
+        }
+        for knob, value in report.values.items():
+            if knob in engine.values and engine.values[knob] != value:
+                engine.set_by[knob] = {**noted, "from": engine.values[knob]}
+    engine.set_by = {knob: note for knob, note in engine.set_by.items() if knob in report.values}
+    engine.config_version, engine.values = report.config_version, report.values
+    engine.knobs, engine.changed_by, engine.changed_at = report.knobs, by, at
 
 
 def _engine_of(node: Node, name: str, now: datetime) -> Engine:

@@ -70,6 +70,7 @@ class ReferenceEngine(EngineAdapter):
             answer = json.loads(body)
             version, values = answer["config_version"], answer["values"]
             knobs, model = answer.get("knobs", {}), answer.get("model", "")
+            changed = str(answer.get("changed_by", "")), str(answer.get("changed_at", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Unreachable(f"{self.url}{PATH}: not a configuration: {error!r}") from error
         fits = type(version) is int and isinstance(values, dict) and isinstance(knobs, dict)
@@ -78,7 +79,7 @@ class ReferenceEngine(EngineAdapter):
                 f"{self.url}{PATH}: config_version {version!r}, want an integer; "
                 "values and knobs want objects"
             )
-        return EngineState(version, values, str(model), knobs)
+        return EngineState(version, values, str(model), knobs, *changed)
 
 
 def _error_message(body: bytes) -> str:

@@ -97,6 +97,19 @@ def test_identity_outlives_a_restart(agent: AgentProcess, control_plane: Control
     assert len(seen) == 1
 
 
+def test_a_stop_file_is_told_at_the_next_heartbeat(
+    agent: AgentProcess, control_plane: ControlPlane
+) -> None:
+    agent.start()
+    wait_for(lambda: control_plane.requests)
+    assert not control_plane.requests[-1].kill_switch
+    stop = agent.state / "STOP"
+    stop.touch()
+    wait_for(lambda: control_plane.requests[-1].kill_switch)
+    stop.unlink()
+    wait_for(lambda: not control_plane.requests[-1].kill_switch)
+
+
 def test_a_slow_receiver_does_not_delay_the_heartbeat(
     agent: AgentProcess, control_plane: ControlPlane
 ) -> None:

@@ -94,6 +94,14 @@ def test_an_engine_killed_in_a_trial_comes_back_and_ends_reverted(
         with pytest.raises(Refused, match=r"HTTP 422, .*max_num_seqs"):
             engine.adapter.apply({"max_num_seqs": 999}, expected_version=version + 3, by="test")
 
+        turned = engine.adapter.apply(
+            {"graph_capture": "off", "kv_block_size": 64}, expected_version=version + 3, by="test"
+        )
+        assert turned.values["graph_capture"] == "off"
+        assert turned.values["kv_block_size"] == 64
+        assert turned.knobs["kv_block_size"]["choices"] == [8, 16, 32, 64, 128]
+        assert engine.adapter.read() == turned
+
         page = EngineMetrics(engine="e", service="s", node="n", url=engine.url).collect()
         assert page.notes["lines_bad"] == 0
         assert "vllm:time_to_first_token_seconds" in {family.name for family in page.families}
