@@ -1,6 +1,8 @@
 """Who calls a REST endpoint, for which tenant, and the one shape every error has.
 
-A view says which machines may call it with `token_kinds`; without it, tokens of kind *api*.
+A view says which machines may call it with `token_kinds`; without it, tokens of kind *api*. Such a
+token needs the scope *read* to read and *write* to write, unless the view names another one with
+`scope_to_write`. A person needs a role: `roles_to_write`, operators and owners without it.
 """
 
 from __future__ import annotations
@@ -59,15 +61,28 @@ class BearerToken(BaseAuthentication):
 
 
 class InTenant(BasePermission):
-    """Lets in machines with a token and members; a viewer may only read."""
+    """Lets in machines by their token's scopes and members by their role; a viewer only reads."""
+
+    message: str | None = None
 
     def has_permission(self, request: Request, view: APIView) -> bool:
+        reads = request.method in SAFE_METHODS
         if isinstance(request.auth, Token):
-            return True
+            if request.auth.kind != Token.Kind.API:
+                return True
+            wanted = Token.Scope.READ if reads else getattr(view, "scope_to_write", "write")
+            self.message = _("The token's scopes are %(scopes)s; wanted: %(wanted)s.") % {
+                "scopes": ", ".join(request.auth.scopes), "wanted": wanted,
+            }  # fmt: skip
+            return wanted in request.auth.scopes
         member = membership_of(request.user)
         if member is None:
             return False
-        return request.method in SAFE_METHODS or member.role in ROLES_THAT_WRITE
+        roles: Collection[str] = getattr(view, "roles_to_write", ROLES_THAT_WRITE)
+        self.message = _("You are %(role)s here; wanted: %(roles)s.") % {
+            "role": member.get_role_display(), "roles": ", ".join(sorted(roles)),
+        }  # fmt: skip
+        return reads or member.role in roles
 
 
 def request_tenant(request: Request) -> Tenant:

@@ -34,7 +34,9 @@ def first_owner(home: Path) -> Login:
         tenant = Tenant.objects.filter(slug=TENANT_SLUG).first()
         if tenant is None:
             tenant = tenant_create(slug=TENANT_SLUG, name="Default")
-        user, made = get_user_model().objects.get_or_create(username=OWNER_NAME)
+        user, made = get_user_model().objects.get_or_create(
+            username=OWNER_NAME, defaults={"is_staff": True}
+        )
         if made:
             password = secrets.token_urlsafe(12)
             keep_secret(path, password)

@@ -11,10 +11,10 @@ from datetime import timedelta
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
 from django.db import close_old_connections
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from controlplane.accounts.models import Membership, Token
+from controlplane.accounts.models import Membership, Tenant, Token
 from controlplane.accounts.services import token_digest
 
 LAST_USED_EVERY_S = 60
@@ -83,3 +83,14 @@ def membership_of(user: AbstractBaseUser | AnonymousUser | None) -> Membership |
         return None
     members = Membership.objects.select_related("tenant").filter(user=user.pk)
     return members.order_by("id").first()
+
+
+def tokens_of(tenant: Tenant) -> QuerySet[Token]:
+    """Newest first, revoked or not."""
+    return Token.objects.filter(tenant=tenant).order_by("-created_at", "id")
+
+
+def members_of(tenant: Tenant) -> QuerySet[Membership]:
+    """In the order they joined, each with its user and tenant."""
+    rows = Membership.objects.filter(tenant=tenant).select_related("user", "tenant")
+    return rows.order_by("id")

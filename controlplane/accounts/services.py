@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 
 from django.contrib.sessions.models import Session
+from django.core.exceptions import ValidationError
+from django.db import transaction
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
-from controlplane.accounts.models import Tenant, Token
+from controlplane.accounts import audit
+from controlplane.accounts.models import Membership, Tenant, Token
 
 SECRET_BYTES = 32
 PREFIX_SECRET_CHARS = 4
@@ -23,28 +29,102 @@ def tenant_create(*, slug: str, name: str) -> Tenant:
     return tenant
 
 
-def token_create(*, tenant: Tenant, kind: str, name: str) -> tuple[Token, str]:
+class LastOwner(Exception):
+    """A tenant without an owner would be nobody's."""
+
+
+def token_create(
+    *,
+    tenant: Tenant,
+    kind: str,
+    name: str,
+    scopes: Collection[str] | None = None,
+    actor: str = "trimtab",
+) -> tuple[Token, str]:
     """The token and its secret, `tt_<kind>_<43 url-safe characters>`, which is kept nowhere.
 
-    Raises ValidationError when the kind is unknown or the name does not fit.
+    `scopes` are for the kind *api* alone; None gives it all of them. Raises ValidationError when
+    the kind or a scope is unknown or the name does not fit.
     """
     secret = f"tt_{kind}_{secrets.token_urlsafe(SECRET_BYTES)}"
     token = Token(
         tenant=tenant,
         kind=kind,
         name=name,
+        scopes=_scopes(kind, scopes),
         prefix=secret[: len(f"tt_{kind}_") + PREFIX_SECRET_CHARS],
         digest=token_digest(secret),
     )
     token.full_clean()
-    token.save()
+    with transaction.atomic():
+        token.save()
+        detail = {"kind": kind, "name": name, "scopes": token.scopes}
+        _audit(token, actor, "created", detail)
     return token, secret
 
 
-def token_revoke(*, token: Token) -> None:
+def _scopes(kind: str, scopes: Collection[str] | None) -> list[str]:
+    """In the order of Token.Scope. Raises ValidationError."""
+    allowed: Collection[str] = Token.Scope.values if kind == Token.Kind.API else ()
+    if scopes is None:
+        return list(allowed)
+    wrong = [scope for scope in scopes if scope not in allowed]
+    if wrong or (allowed and not scopes):
+        words = _("scopes=%(given)r: allowed for a token of kind %(kind)s: %(allowed)s")
+        names = {"given": list(scopes), "kind": kind, "allowed": ", ".join(allowed) or _("none")}
+        raise ValidationError({"scopes": words % names})
+    return [scope for scope in allowed if scope in scopes]
+
+
+def token_revoke(*, token: Token, actor: str = "trimtab") -> None:
     """Ends the token; the ingest door may honour it for 30 s more. Again: changes nothing."""
-    Token.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())
+    live = Token.objects.filter(pk=token.pk, revoked_at=None)
+    with transaction.atomic():
+        if live.update(revoked_at=timezone.now()):
+            _audit(token, actor, "revoked", {"kind": token.kind, "name": token.name})
     token.refresh_from_db(fields=["revoked_at"])
+
+
+def _audit(token: Token, actor: str, verb: str, detail: dict[str, object]) -> None:
+    audit.record(
+        tenant=token.tenant, actor=actor, verb=verb, noun="token", subject=token.prefix,
+        detail=detail,
+    )  # fmt: skip
+
+
+def member_change(*, member: Membership, role: str, actor: str) -> None:
+    """Gives the member another role. Raises LastOwner when no owner would be left."""
+    with _owner_left(member, role):
+        if member.role == role:
+            return
+        before, member.role = member.role, role
+        member.save(update_fields=["role"])
+        audit.record(
+            tenant=member.tenant, actor=actor, verb="changed", noun="member",
+            subject=member.user.get_username(), detail={"role": [before, role]},
+        )  # fmt: skip
+
+
+def member_remove(*, member: Membership, actor: str) -> None:
+    """Takes the person out of the tenant; the account stays. Raises LastOwner."""
+    with _owner_left(member, None):
+        member.delete()
+        audit.record(
+            tenant=member.tenant, actor=actor, verb="removed", noun="member",
+            subject=member.user.get_username(), detail={"role": member.role},
+        )  # fmt: skip
+
+
+@contextmanager
+def _owner_left(member: Membership, role: str | None) -> Iterator[None]:
+    """A transaction in which the tenant's members stand still."""
+    owner = Membership.Role.OWNER
+    with transaction.atomic():
+        Tenant.objects.select_for_update().get(pk=member.tenant_id)
+        owners = Membership.objects.filter(tenant=member.tenant_id, role=owner)
+        if role != owner and not owners.exclude(pk=member.pk).exists():
+            raise LastOwner(_("A tenant needs an owner: make somebody else one first."))
+        yield
 
 
 def prune(now: datetime) -> int:

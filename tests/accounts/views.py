@@ -6,12 +6,24 @@ from typing import NoReturn
 
 from django.http import Http404
 from django.urls import path
-from rest_framework import exceptions
+from rest_framework import exceptions, serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from controlplane.accounts.authentication import ApiError, request_tenant
+from controlplane.accounts.models import Tenant, Token
+from controlplane.accounts.rest import (
+    ListQuery,
+    Shape,
+    choice,
+    documented,
+    list_of,
+    listed,
+    moment,
+    page_of,
+    text,
+)  # fmt: skip
 
 
 class WhoAmI(APIView):
@@ -24,6 +36,34 @@ class WhoAmI(APIView):
 
 class Agents(WhoAmI):
     token_kinds = frozenset({"agent"})
+
+
+class Acts(WhoAmI):
+    scope_to_write = "act"
+
+
+class TokenQuery(ListQuery):
+    kind = choice(Token.Kind.values)
+    name = text()
+    since = moment()
+
+
+class TokenShape(Shape):
+    name = serializers.CharField()
+
+
+class Tokens(APIView):
+    @documented(query=TokenQuery, answer=list_of("tokens", TokenShape))
+    def get(self, request: Request) -> Response:
+        asked = TokenQuery.of(request)
+        rows = Token.objects.filter(tenant=request_tenant(request))
+        return listed("tokens", page_of(rows, asked, by=("-name", "id")), TokenShape)
+
+
+class Tenants(APIView):
+    def get(self, request: Request) -> Response:
+        page = page_of(Tenant.objects.all(), ListQuery.of(request), by=("slug",))
+        return listed("tenants", page, TokenShape)
 
 
 class Fails(APIView):
@@ -39,5 +79,8 @@ class Fails(APIView):
 urlpatterns = [
     path("who/", WhoAmI.as_view()),
     path("agents/", Agents.as_view()),
+    path("acts/", Acts.as_view()),
+    path("tokens/", Tokens.as_view()),
+    path("tenants/", Tenants.as_view()),
     path("fails/<how>/", Fails.as_view()),
 ]
