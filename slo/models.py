@@ -1,4 +1,4 @@
-"""Objectives and what was read of them, one row per control window."""
+"""Objectives, what was read of them (one row per control window), and contracts upon them."""
 
 from __future__ import annotations
 
@@ -83,3 +83,64 @@ class Reading(models.Model):
 
     def __str__(self) -> str:
         return f"{self.window_end:%H:%M:%S} {self.good:g}/{self.total:g} {self.signal}"
+
+
+class Contract(models.Model):
+    """What a provider owes a consumer when objectives are missed in a calendar period (UTC).
+
+    `terms` is the penalty clause (slo/penalty.py), in percent of `fee`, which is what the consumer
+    pays per period; without a fee the penalty is known in percent only.
+    """
+
+    class Period(models.TextChoices):
+        DAY = "day", _("day")
+        WEEK = "week", _("week")
+        MONTH = "month", _("month")
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="contracts")
+    slug = models.SlugField(max_length=80)
+    name = models.CharField(max_length=120)
+    provider = models.CharField(max_length=120)
+    consumer = models.CharField(max_length=120)
+    objectives = models.ManyToManyField(Objective, related_name="contracts")
+    period = models.CharField(max_length=10, choices=Period.choices, default=Period.MONTH)
+    fee = models.DecimalField(max_digits=14, decimal_places=2, null=True, blank=True)
+    currency = models.CharField(max_length=3, blank=True)
+    terms = models.JSONField(default=dict)
+    starts_on = models.DateField()
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["tenant", "slug"], name="contract_slug")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Settlement(models.Model):
+    """What a contract came to in a period that has ended; it stays when terms or readings go.
+
+    `percent` is None when nothing was measured. `objectives` lists how each stood:
+    [{"objective", "target", "attained", "good", "total", "hours_missed", "percent"}].
+    """
+
+    contract = models.ForeignKey(Contract, on_delete=models.CASCADE, related_name="settlements")
+    period_start = models.DateTimeField()
+    period_end = models.DateTimeField()
+    percent = models.FloatField(null=True, blank=True)
+    capped = models.BooleanField(default=False)
+    amount = models.DecimalField(max_digits=14, decimal_places=2, null=True, blank=True)
+    currency = models.CharField(max_length=3, blank=True)
+    terms = models.JSONField(default=dict)
+    objectives = models.JSONField(default=list)
+    settled_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["contract", "period_start"], name="settled_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.contract} {self.period_start:%Y-%m-%d}"

@@ -1,11 +1,11 @@
 """Writes of the slo room: objectives as they are promised, and the pruning of old readings.
 
-Judging, the third write, has its own file (judging.py).
+Judging has its own file (judging.py), and so have contracts (contracts.py) and the declaration of
+many of both at once (declarations.py).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,15 +13,27 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext as _
 
+from controlplane.accounts import audit
 from controlplane.accounts.models import Tenant
+from slo.changes import Declared, changes_between
+from slo.fields import (
+    FieldError,
+    field_error,
+    keys_check,
+    number_of,
+    slug_of,
+    text_of,
+)
 from slo.indicator import SpecError, indicators
 from slo.judging import Judgement, objectives_judge
 from slo.models import Objective, Reading
+from slo.penalty import period_of
 
 __all__ = [
     "Judgement",
-    "ObjectiveError",
     "objective_apply",
+    "objective_declare",
+    "objective_delete",
     "objectives_judge",
     "readings_prune",
 ]
@@ -38,48 +50,87 @@ FIELDS = (
     "fast_burn",
     "enabled",
 )
+# What decides which events are counted, and so what the readings are readings of.
+COUNTED = ("service", "indicator", "spec")
 TARGET_MIN, TARGET_MAX = 0.5, 0.99999
 WINDOW_DAYS_MAX = 90
 FAST_BURN_MAX = 1_000.0
 # The longest burn pair looks at the service as a whole; an engine's own rows serve charts,
 # incidents and verification only.
 ENGINE_READINGS_DAYS = 7
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_SLUG = re.compile(r"[a-z0-9]+(?:[-_][a-z0-9]+)*")
 
 
-class ObjectiveError(ValueError):
-    """A field of an objective that does not fit; `param` is its name."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
+class Promised(Exception):
+    """An objective that a contract names cannot go."""
 
 
-def objective_apply(*, tenant: Tenant, spec: Mapping[str, Any]) -> Objective:
-    """Creates the objective, or updates the tenant's one with the same slug.
+def objective_apply(
+    *, tenant: Tenant, spec: Mapping[str, Any], actor: str = "trimtab"
+) -> Objective:
+    """`objective_declare`, when only the objective is of interest."""
+    return objective_declare(tenant=tenant, spec=spec, actor=actor).row
+
+
+def objective_declare(
+    *, tenant: Tenant, spec: Mapping[str, Any], actor: str
+) -> Declared[Objective]:
+    """Creates the objective, or updates the tenant's one with the same slug; says what changed.
 
     `spec` has slug, service, indicator, target and the indicator's own `spec`; name, window_days,
     fast_burn and enabled may be left out. When what is counted changes (service, indicator, spec)
-    the old readings are dropped: they count something else. Raises ObjectiveError naming the
-    field, the value and what is allowed.
+    the old readings are dropped: they count something else. Raises FieldError naming the field,
+    the value and what is allowed.
     """
     fields = _cleaned(spec)
     with transaction.atomic():
         Tenant.objects.select_for_update().get(pk=tenant.pk)
         objective = Objective.objects.filter(tenant=tenant, slug=fields["slug"]).first()
+        before = objective_fields(objective) if objective else None
+        changes, note = changes_between(before, fields), ""
         if objective is None:
             if Objective.objects.filter(tenant=tenant).count() >= OBJECTIVES_PER_TENANT_MAX:
-                raise _error("slug", fields["slug"], _("%d objectives") % OBJECTIVES_PER_TENANT_MAX)
-            return Objective.objects.create(tenant=tenant, **fields)
-        counted = ("service", "indicator", "spec")
-        if any(getattr(objective, name) != fields[name] for name in counted):
-            Reading.objects.filter(objective=objective).delete()
-        for name, value in fields.items():
-            setattr(objective, name, value)
-        objective.problem = ""
-        objective.save()
-        return objective
+                words = _("%d objectives") % OBJECTIVES_PER_TENANT_MAX
+                raise field_error("slug", fields["slug"], words)
+            objective = Objective.objects.create(tenant=tenant, **fields)
+        else:
+            if any(getattr(objective, name) != fields[name] for name in COUNTED):
+                Reading.objects.filter(objective=objective).delete()
+                note = _("What is counted changes: the readings so far are dropped.")
+            for name, value in fields.items():
+                setattr(objective, name, value)
+            objective.problem = ""
+            objective.save()
+        declared = Declared(objective, created=before is None, changes=changes, note=note)
+        if changes:
+            audit.record(
+                tenant=tenant,
+                actor=actor,
+                verb="created" if before is None else "changed",
+                noun="objective",
+                subject=objective.slug,
+                detail={change.field: [change.before, change.after] for change in changes},
+            )
+        return declared
+
+
+def objective_fields(objective: Objective) -> dict[str, Any]:
+    """What was promised, as `objective_declare` takes it."""
+    return {name: getattr(objective, name) for name in FIELDS}
+
+
+def objective_delete(*, objective: Objective, actor: str) -> None:
+    """Deletes it with its readings and incidents. Raises Promised while a contract names it."""
+    with transaction.atomic():
+        names = list(objective.contracts.order_by("slug").values_list("slug", flat=True))
+        if names:
+            words = _("Contracts promise %(slug)s: %(names)s. Take it out of them first.")
+            raise Promised(words % {"slug": objective.slug, "names": ", ".join(names)})
+        detail = objective_fields(objective)
+        audit.record(
+            tenant=objective.tenant, actor=actor, verb="deleted", noun="objective",
+            subject=objective.slug, detail=detail,
+        )  # fmt: skip
+        objective.delete()
 
 
 def readings_prune(now: datetime) -> int:
@@ -87,8 +138,7 @@ def readings_prune(now: datetime) -> int:
     deleted = 0
     engine_limit = now - timedelta(days=ENGINE_READINGS_DAYS)
     for objective in Objective.objects.order_by("pk"):
-        # A day more, so that the window's own start always has a row before it.
-        limit = now - timedelta(days=objective.window_days + 1)
+        limit = _reach(objective, now)
         old = Reading.objects.filter(objective=objective, window_end__lt=limit)
         deleted += old.delete()[0]
         of_engines = Reading.objects.filter(objective=objective).exclude(scope="")
@@ -96,34 +146,36 @@ def readings_prune(now: datetime) -> int:
     return deleted
 
 
-def _error(param: str, value: object, allowed: str) -> ObjectiveError:
-    words = _("%(param)s=%(value)r: allowed: %(allowed)s")
-    return ObjectiveError(param, words % {"param": param, "value": value, "allowed": allowed})
+def _reach(objective: Objective, now: datetime) -> datetime:
+    """How far back its window or the period of a contract goes, settled or about to be.
+
+    A day more, so that the first moment asked for always has a row before it.
+    """
+    day = timedelta(days=1)
+    periods = objective.contracts.values_list("period", flat=True).distinct()
+    starts = [period_of(now - day, period)[0] for period in periods]
+    return min([now - timedelta(days=objective.window_days), *starts]) - day
 
 
 def _cleaned(given: Mapping[str, Any]) -> dict[str, Any]:
-    for key in given:
-        if key not in FIELDS:
-            raise _error(key, given[key], _("no such field, only %s") % ", ".join(FIELDS))
-    slug = _text(given, "slug", 80)
-    if not _SLUG.fullmatch(slug):
-        raise _error("slug", slug, _("small letters, digits, single hyphens or underscores"))
+    keys_check(given, FIELDS)
+    slug = slug_of(given)
     enabled = given.get("enabled", True)
     if not isinstance(enabled, bool):
-        raise _error("enabled", enabled, "true, false")
-    window_days = _number(given, "window_days", 1, WINDOW_DAYS_MAX, 30)
+        raise field_error("enabled", enabled, "true, false")
+    window_days = number_of(given, "window_days", 1, WINDOW_DAYS_MAX, 30)
     if window_days != int(window_days):
-        raise _error("window_days", given["window_days"], _("whole days"))
+        raise field_error("window_days", given["window_days"], _("whole days"))
     indicator, spec = _indicator(given)
     return {
         "slug": slug,
-        "name": _text({"name": slug, **given}, "name", 120),
-        "service": _text(given, "service", 100),
+        "name": text_of({"name": slug, **given}, "name", 120),
+        "service": text_of(given, "service", 100),
         "indicator": indicator,
         "spec": spec,
-        "target": _number(given, "target", TARGET_MIN, TARGET_MAX, None),
+        "target": number_of(given, "target", TARGET_MIN, TARGET_MAX, None),
         "window_days": int(window_days),
-        "fast_burn": _number(given, "fast_burn", 1, FAST_BURN_MAX, 14.4),
+        "fast_burn": number_of(given, "fast_burn", 1, FAST_BURN_MAX, 14.4),
         "enabled": enabled,
     }
 
@@ -132,30 +184,10 @@ def _indicator(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     slug, spec = given.get("indicator"), given.get("spec", {})
     found = indicators()
     if not isinstance(slug, str) or slug not in found:
-        raise _error("indicator", slug, ", ".join(found))
+        raise field_error("indicator", slug, ", ".join(found))
     if not isinstance(spec, dict):
-        raise _error("spec", spec, _("an object"))
+        raise field_error("spec", spec, _("an object"))
     try:
         return slug, found[slug].clean(spec)
     except SpecError as error:
-        raise ObjectiveError(f"spec.{error.param}", f"spec.{error}") from None
-
-
-def _text(given: Mapping[str, Any], key: str, chars_max: int) -> str:
-    value = given.get(key)
-    if isinstance(value, str) and not _CONTROL.search(value):
-        text = value.strip()
-        if 0 < len(text) <= chars_max:
-            return text
-    words = _("a text of 1 to %d characters, no control characters")
-    raise _error(key, value, words % chars_max)
-
-
-def _number(
-    given: Mapping[str, Any], key: str, low: float, high: float, default: float | None
-) -> float:
-    value = given.get(key, default)
-    fits = isinstance(value, int | float) and not isinstance(value, bool)
-    if not fits or not low <= value <= high:
-        raise _error(key, value, _("%(low)g to %(high)s") % {"low": low, "high": f"{high:.10g}"})
-    return float(value)
+        raise FieldError(f"spec.{error.param}", f"spec.{error}") from None

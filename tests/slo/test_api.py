@@ -61,7 +61,7 @@ def test_another_tenants_objective_does_not_exist(api: APIClient) -> None:
         "message": "No objective has the slug theirs.",
         "param": None,
     }
-    assert api.get("/objectives/").json() == {"objectives": []}
+    assert api.get("/objectives/").json() == {"objectives": [], "next": None}
 
 
 @pytest.mark.parametrize("body", ["[]", "{", '{"target": NaN}'])

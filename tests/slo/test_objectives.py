@@ -6,8 +6,9 @@ import pytest
 
 from controlplane.accounts.models import Tenant
 from slo import services
+from slo.fields import FieldError
 from slo.models import Objective, Reading
-from slo.services import ObjectiveError, objective_apply
+from slo.services import objective_apply
 from tests.slo.fleet_of_samples import SETTLED, Engine, a_tenant, an_objective
 from tests.slo.memory_reader import MemoryReader
 
@@ -68,7 +69,7 @@ def test_readings_survive_a_new_target_but_not_a_new_threshold(tenant: Tenant) -
 def test_a_wrong_field_is_named_with_its_value_and_what_is_allowed(
     tenant: Tenant, changes: dict[str, Any], param: str, words: str
 ) -> None:
-    with pytest.raises(ObjectiveError, match=words) as caught:
+    with pytest.raises(FieldError, match=words) as caught:
         an_objective(tenant, **changes)
     assert caught.value.param == param
     assert not Objective.objects.exists()
@@ -79,5 +80,5 @@ def test_a_tenant_has_a_limit_of_objectives(
 ) -> None:
     monkeypatch.setattr(services, "OBJECTIVES_PER_TENANT_MAX", 1)
     an_objective(tenant)
-    with pytest.raises(ObjectiveError, match="slug='two': allowed: 1 objectives"):
+    with pytest.raises(FieldError, match="slug='two': allowed: 1 objectives"):
         an_objective(tenant, slug="two")
