@@ -12,13 +12,38 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
+from controlplane.diagnosis.demand import GREW_MIN, arrivals, demand_grew, lengths
+from controlplane.diagnosis.facts import (
+    BEYOND_MIN,
+    CAP,
+    GRAPH_STEPS,
+    KV_BLOCKS,
+    KV_USED,
+    PREEMPTIONS,
+    QUEUE_TIME,
+    RUNNING,
+    WAITING,
+    Fact,
+    beyond_fact,
+    ceiling_per_s,
+    counts_requests,
+    eager_share,
+    follows_from_slowness,
+    measured,
+    ms,
+    score,
+    slower_fact,
+    traffic_fact,
+)
+from controlplane.diagnosis.finding import INFEASIBLE, Finding, Wish
+from controlplane.diagnosis.relief import engines_more, shed_wishes
 from controlplane.diagnosis.scene import (
     METRIC_OF,
     WORD_OF,
+    Change,
     Histogram,
     Point,
     Scene,
@@ -26,89 +51,81 @@ from controlplane.diagnosis.scene import (
     mean,
     percentile,
 )
+from controlplane.diagnosis.step_time import (
+    RESIDUAL_MAX,
+    STEP_TIME,
+    T_MIN,
+    Fit,
+    StepTime,
+    capacity_per_s,
+    points,
+    step_time,
+)
 
 # All a cause needs comes from here: a plug-in imports its contract and nothing else of ours.
 __all__ = [
+    "BEYOND_MIN",
+    "CAP",
+    "GRAPH_STEPS",
+    "GREW_MIN",
+    "INFEASIBLE",
+    "KV_BLOCKS",
+    "KV_USED",
     "METRIC_OF",
+    "PREEMPTIONS",
+    "QUEUE_TIME",
+    "RESIDUAL_MAX",
+    "RUNNING",
     "SCORE_MIN",
+    "STEP_TIME",
+    "T_MIN",
     "UNKNOWN",
+    "WAITING",
     "WORD_OF",
     "Cause",
+    "Change",
     "Fact",
     "Finding",
+    "Fit",
     "Histogram",
     "Point",
     "Scene",
+    "StepTime",
     "Track",
     "Wish",
+    "arrivals",
+    "beyond_fact",
+    "capacity_per_s",
     "causes",
+    "ceiling_per_s",
+    "counts_requests",
+    "demand_grew",
+    "eager_share",
+    "engines_more",
+    "follows_from_slowness",
     "gettext_noop",
     "label",
+    "lengths",
     "mean",
     "measured",
+    "ms",
     "percentile",
+    "points",
     "score",
+    "shed_wishes",
+    "slower_fact",
+    "step_time",
+    "traffic_fact",
 ]
 
 UNKNOWN = "unknown"
 # A cause is named only from here on (NORMS: without evidence above its bar it is unknown).
 SCORE_MIN = 0.5
-# What a cause can reach at most when one fact it cannot do without fails or was not measured.
-SCORE_REFUTED_MAX = 0.4
 
 
 def gettext_noop(text: str) -> str:
     """Marks a label for makemessages without importing Django."""
     return text
-
-
-@dataclass(frozen=True)
-class Fact:
-    """One measured sentence for (`supports`) or against a cause.
-
-    `required`: without it the cause cannot be named. `weight` is its share in the score. `points`
-    are (unix seconds, value or None) per control window.
-    """
-
-    sentence: str
-    supports: bool
-    metric: str = ""
-    unit: str = ""
-    before: float | None = None
-    value: float | None = None
-    threshold: float | None = None
-    points: tuple[Point, ...] = ()
-    required: bool = False
-    weight: float = 1.0
-
-
-@dataclass(frozen=True)
-class Wish:
-    """A value the cause would like a knob to have; the knob's ladder and bounds have the say.
-
-    `limit` is a value not to pass, where the cause knows what would break beyond it.
-    """
-
-    knob: str
-    to: float
-    why: str
-    limit: float | None = None
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A cause's opinion. `because` continues the sentence "… because"; `facts` are its numbers.
-
-    `remedy` is ordered: the first wish that can be taken is. `no_remedy` says why there is none.
-    """
-
-    cause: str
-    score: float
-    because: str
-    facts: dict[str, Any] = field(default_factory=dict)
-    evidence: tuple[Fact, ...] = ()
-    remedy: tuple[Wish, ...] = ()
-    no_remedy: str = ""
 
 
 class Cause(Protocol):
@@ -125,45 +142,6 @@ class Cause(Protocol):
     def examine(self, scene: Scene) -> Finding:
         """Score 0 to 1 with facts for and against. Never raises for want of data."""
         ...
-
-
-def score(evidence: tuple[Fact, ...]) -> float:
-    """Weight of the supporting facts over the weight of all, 0 to 1.
-
-    At most SCORE_REFUTED_MAX when a required fact does not support.
-    """
-    total = sum(fact.weight for fact in evidence)
-    share = sum(fact.weight for fact in evidence if fact.supports) / total if total else 0.0
-    if any(fact.required and not fact.supports for fact in evidence):
-        return round(min(share, SCORE_REFUTED_MAX), 3)
-    return round(share, 3)
-
-
-def measured(
-    sentence: str,
-    supports: bool,
-    *,
-    track: Track | None = None,
-    metric: str = "",
-    unit: str = "",
-    threshold: float | None = None,
-    value: float | None = None,
-    required: bool = False,
-    weight: float = 1.0,
-) -> Fact:
-    """A Fact with its numbers taken from a Track."""
-    return Fact(
-        sentence,
-        supports,
-        metric=metric,
-        unit=unit,
-        before=track.before if track else None,
-        value=value if value is not None else (track.value if track else None),
-        threshold=threshold,
-        points=track.points if track else (),
-        required=required,
-        weight=weight,
-    )
 
 
 @cache

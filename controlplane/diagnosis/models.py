@@ -17,7 +17,8 @@ class Incident(models.Model):
 
     `bad_since` is the start of the first bad control window, `opened_at` when it was seen;
     `bad_again_since` is the former for the newest reopening. `lapsed` says why an incident was
-    closed without having been seen to end; empty otherwise.
+    closed without having been seen to end; empty otherwise. `part_of` is the incident of the same
+    engine, time and cause whose story tells of this one too.
     """
 
     class State(models.TextChoices):
@@ -28,6 +29,9 @@ class Incident(models.Model):
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="incidents")
     objective = models.ForeignKey(Objective, on_delete=models.CASCADE, related_name="incidents")
     scope = models.CharField(max_length=100, blank=True, default="")
+    part_of = models.ForeignKey(
+        "self", on_delete=models.SET_NULL, null=True, blank=True, related_name="parts"
+    )
     state = models.CharField(max_length=10, choices=State.choices, default=State.OPEN)
     trigger = models.CharField(max_length=60)
     bad_since = models.DateTimeField()
@@ -64,8 +68,11 @@ class Diagnosis(models.Model):
     """What explains an incident. The newest is the current one; older ones are kept.
 
     `cause` is a slug of diagnosis/causes or "unknown". `rivals` lists the other causes examined,
-    best first: [{"cause", "score", "because"}]. `remedy` is the cause's ordered wish list:
-    [{"knob", "to", "why"}]. `facts` holds the numbers of the sentence.
+    best first: [{"cause", "score", "because"}]; `also`, in the same form, a second fault that the
+    first does not explain, of which `because` tells as well. `remedy` is the ordered wish list of
+    both: [{"cause", "knob", "to", "why", "limit", "exact"}]. `verdict` is empty, or "infeasible":
+    no knob cures it, and what is wished for only limits the harm. `facts` holds the numbers of the
+    sentence.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -75,6 +82,8 @@ class Diagnosis(models.Model):
     score = models.FloatField()
     because = models.TextField()
     facts = models.JSONField(default=dict, blank=True)
+    verdict = models.CharField(max_length=16, blank=True)
+    also = models.JSONField(default=list, blank=True)
     rivals = models.JSONField(default=list, blank=True)
     remedy = models.JSONField(default=list, blank=True)
     window_start = models.DateTimeField()
@@ -95,7 +104,7 @@ class Evidence(models.Model):
     supports = models.BooleanField()
     sentence = models.TextField()
     metric = models.CharField(max_length=120, blank=True)
-    unit = models.CharField(max_length=20, blank=True)
+    unit = models.CharField(max_length=40, blank=True)
     before = models.FloatField(null=True, blank=True)
     value = models.FloatField(null=True, blank=True)
     threshold = models.FloatField(null=True, blank=True)
@@ -106,3 +115,18 @@ class Evidence(models.Model):
 
     def __str__(self) -> str:
         return self.sentence
+
+    @property
+    def query(self) -> str:
+        """The series it was read from, as a PromQL selector; empty where it is of no metric.
+
+        Reads self.diagnosis.incident.objective.
+        """
+        if not self.metric:
+            return ""
+        incident = self.diagnosis.incident
+        where = {"service": incident.objective.service, "instance": incident.scope}
+        if self.metric.startswith("gpu:"):  # of the node, whichever engine runs there
+            where = {}
+        labels = ",".join(f'{name}="{value}"' for name, value in where.items() if value)
+        return f"{self.metric}{{{labels}}}" if labels else self.metric

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from tracing.types import Grid, HistogramSeries, Reader, Series
 
@@ -19,22 +19,46 @@ from tracing.types import Grid, HistogramSeries, Reader, Series
 STEPS_PER_WINDOW = 3
 
 Point = tuple[float, float | None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """The engine as its agent last read it back. Empty values: nobody reads it."""
+    """The engine as its agent last read it back. Empty values: nobody reads it.
+
+    `engines` is how many the service has, this one among them; `node` the host it runs on.
+    """
 
     name: str
     service: str
     values: Mapping[str, Any]
     knobs: Mapping[str, Mapping[str, Any]]
     config_version: int | None = None
+    engines: int = 1
+    node: str = ""
 
     def number(self, knob: str) -> float | None:
         """The running value of a numeric knob, None when it is not known."""
         value = self.values.get(knob)
         return float(value) if isinstance(value, int | float) else None
+
+    def maximum(self, knob: str) -> float | None:
+        """The highest value the engine allows, None when it does not say."""
+        value = self.knobs.get(knob, {}).get("maximum")
+        return float(value) if isinstance(value, int | float) else None
+
+    @property
+    def graph_seqs_max(self) -> float | None:
+        """Running requests of the largest graph captured; a larger batch runs eagerly.
+
+        None when the engine does not say, which is not the same as without bound.
+        """
+        value = self.knobs.get("graph_capture", {}).get("seqs_max")
+        return float(value) if isinstance(value, int | float) else None
+
+    def supports(self, knob: str) -> bool:
+        """Whether the engine has the knob and can turn it here."""
+        return knob in self.values and self.knobs.get(knob, {}).get("supported", True) is not False
 
 
 @dataclass(frozen=True)
@@ -80,12 +104,22 @@ WORD_OF = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E latency"}
 
 @dataclass(frozen=True)
 class Change:
-    """A knob seen to change on the engine (from the engine's own gauges), whoever did it."""
+    """A knob seen to change on the engine (from the engine's own gauges), whoever did it.
+
+    `at` is the end of the window it was seen in. Values as the engine takes them: a number, or the
+    word of a choice. `by` is who asked for it, "" when nobody says.
+    """
 
     knob: str
-    before: float
-    after: float
+    before: float | str
+    after: float | str
     at: datetime
+    by: str = ""
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether it is known that somebody else than Trimtab asked for it."""
+        return bool(self.by) and not self.by.startswith("trimtab")
 
 
 @dataclass(frozen=True)
@@ -134,7 +168,8 @@ class Scene:
 
     `incident` are the control windows that went bad, up to the newest settled one and not older
     than the engine's last change of configuration; `reference` the windows before them, None when
-    there are none. A window's width is `window_s`; nothing here is a fixed number of seconds.
+    there are none. `bad_since` is when it began, for this objective or another one of the engine. A
+    window's width is `window_s`; nothing here is a fixed number of seconds.
     """
 
     reader: Reader
@@ -145,6 +180,8 @@ class Scene:
     incident: Grid
     reference: Grid | None
     changes: tuple[Change, ...] = ()
+    # Causes ask for the same series; the store is asked once.
+    _read: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def window_s(self) -> float:
@@ -156,36 +193,55 @@ class Scene:
 
     def gauge(self, metric: str, *, over: str = "avg") -> Track:
         """A level: the mean over windows of the window's avg, max, min or last."""
-        return self._track(
-            lambda g: _one(self.reader.gauge(metric, g, where=self.where, over=over))
-        )
+        return self._track(lambda g: self._gauge(metric, g, over))
+
+    def node_gauge(self, metric: str) -> Track:
+        """A level of the engine's node (a GPU's clock): the mean over windows and GPUs."""
+        if not self.engine.node:
+            return Track(None, None)
+
+        def read(grid: Grid) -> list[float]:
+            where = {"node": self.engine.node}
+            gpus = self.reader.gauge(metric, grid, where=where, by=("gpu",))
+            return [mean(row) or math.nan for row in zip(*(g.values for g in gpus), strict=True)]
+
+        return self._track(read)
 
     def rate(self, metric: str) -> Track:
         """Growth of a counter per second."""
-        return self._track(
-            lambda g: [
-                v / g.step_s for v in _one(self.reader.increase(metric, g, where=self.where))
-            ]
-        )
+        return self._track(lambda g: [v / g.step_s for v in self._increase(metric, g)])
 
     def growth(self, metric: str) -> float | None:
         """Growth of a counter over the whole incident, None when it was not measured."""
-        series = self.reader.increase(metric, self.incident, where=self.where)
-        measured = [v for v in _one(series) if not math.isnan(v)]
+        measured = [v for v in self._increase(metric, self.incident) if not math.isnan(v)]
         return sum(measured) if measured else None
+
+    def growth_by(self, metric: str, label: str, *, reference: bool = False) -> dict[str, float]:
+        """Growth of a counter over the incident (or the reference) by a label's value."""
+        grid = self.reference if reference else self.incident
+        if grid is None:
+            return {}
+        found = self.once(
+            ("growth_by", metric, label, grid),
+            lambda: self.reader.increase(metric, grid, where=self.where, by=(label,)),
+        )
+        return {
+            series.labels.get(label, ""): sum(v for v in series.values if not math.isnan(v))
+            for series in found
+        }
 
     def histogram(self, metric: str, *, reference: bool = False) -> Histogram | None:
         """All events of the incident (or of the reference) in one histogram; None: no metric."""
         grid = self.reference if reference else self.incident
         if grid is None:
             return None
-        return _merged(self.reader.histogram(metric, grid, where=self.where))
+        return _merged(self._histogram(metric, grid))
 
     def means(self, metric: str) -> Track:
         """Mean event of a histogram: over the reference, over the incident, per window."""
 
         def per_window(grid: Grid) -> list[float]:
-            series = self.reader.histogram(metric, grid, where=self.where)
+            series = self._histogram(metric, grid)
             return _window_means(series[0]) if series else []
 
         old, new = self.histogram(metric, reference=True), self.histogram(metric)
@@ -206,7 +262,7 @@ class Scene:
     def sums(self, metric: str, *, reference: bool = False) -> list[float]:
         """Growth of a histogram's sum in steps of a third of a control window."""
         fine = self._fine(reference)
-        series = self.reader.histogram(metric, fine, where=self.where) if fine else []
+        series = self._histogram(metric, fine) if fine else []
         return [float(v) for v in series[0].sums] if series else []
 
     def steps(self, metric: str, *, counter: bool = False, reference: bool = False) -> list[float]:
@@ -214,13 +270,35 @@ class Scene:
         fine = self._fine(reference)
         if fine is None:
             return []
-        if counter:
-            return _one(self.reader.increase(metric, fine, where=self.where))
-        return _one(self.reader.gauge(metric, fine, where=self.where, over="avg"))
+        return self._increase(metric, fine) if counter else self._gauge(metric, fine, "avg")
 
     def _fine(self, reference: bool) -> Grid | None:
         grid = self.reference if reference else self.incident
         return grid and Grid(grid.start, grid.end, grid.step_s / STEPS_PER_WINDOW)
+
+    def once(self, key: tuple[Any, ...], read: Callable[[], T]) -> T:
+        """What `read` gives, read once per scene."""
+        if key not in self._read:
+            self._read[key] = read()
+        return cast(T, self._read[key])
+
+    def _gauge(self, metric: str, grid: Grid, over: str) -> list[float]:
+        return self.once(
+            ("gauge", metric, grid, over),
+            lambda: _one(self.reader.gauge(metric, grid, where=self.where, over=over)),
+        )
+
+    def _increase(self, metric: str, grid: Grid) -> list[float]:
+        return self.once(
+            ("increase", metric, grid),
+            lambda: _one(self.reader.increase(metric, grid, where=self.where)),
+        )
+
+    def _histogram(self, metric: str, grid: Grid) -> list[HistogramSeries]:
+        return self.once(
+            ("histogram", metric, grid),
+            lambda: self.reader.histogram(metric, grid, where=self.where),
+        )
 
     def _track(self, read: Callable[[Grid], list[float]]) -> Track:
         old = read(self.reference) if self.reference else []

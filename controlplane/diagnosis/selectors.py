@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
 from slo.models import Objective
 
 RECENT_MAX = 500
+PART_WAITS_WINDOWS = 4  # a part still burning so long after its story ended is told by itself
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,22 @@ class Rival:
 
 
 @dataclass(frozen=True)
+class Hit:
+    """An objective the story is about: how it fared since it became bad."""
+
+    incident: Incident
+    objective: str
+    bad: float
+    total: float
+
+
+@dataclass(frozen=True)
 class Story:
     """An incident in words; actions' part is told by actions.selectors.
 
-    `because` is empty until explained. `no_action` says why the cause has no remedy to try.
+    `because` is empty until explained, and tells of a second fault as well; `also` lists it.
+    `no_action` says why the cause has no remedy to try. `verdict` is empty, or "infeasible".
+    `hits` are the incident and those that are part of it.
     """
 
     what: str
@@ -44,6 +58,9 @@ class Story:
     cause_label: str = ""
     score: float = 0.0
     no_action: str = ""
+    verdict: str = ""
+    also: list[Rival] = field(default_factory=list)
+    hits: list[Hit] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
     evidence_for: list[Evidence] = field(default_factory=list)
@@ -59,6 +76,21 @@ def incidents_open(tenant: Tenant) -> list[Incident]:
 def incidents_recent(tenant: Tenant, limit: int = 50) -> list[Incident]:
     """Newest first, open or closed; at most RECENT_MAX."""
     return list(_incidents(tenant).order_by("-opened_at", "id")[: min(limit, RECENT_MAX)])
+
+
+def incidents_asked(
+    tenant: Tenant,
+    *,
+    state: str | None = None,
+    objective: str | None = None,
+    engine: str | None = None,
+    since: datetime | None = None,
+) -> QuerySet[Incident]:
+    """Those that fit everything given: the objective's slug, the engine's name, opened `since`."""
+    given = {
+        "state": state, "objective__slug": objective, "scope": engine, "opened_at__gte": since,
+    }  # fmt: skip
+    return _incidents(tenant).filter(**{k: v for k, v in given.items() if v is not None})
 
 
 def incidents_of(objective: Objective, limit: int = 50) -> list[Incident]:
@@ -94,11 +126,23 @@ def diagnosis_due(incident: Incident, *, now: datetime, acted_at: datetime | Non
     return now >= last.made_at + timedelta(seconds=wait_s)
 
 
+def leads(incident: Incident, *, now: datetime) -> bool:
+    """Whether the incident is a story of its own: not part of one that is open or just ended."""
+    first = incident.part_of
+    if first is None:
+        return True
+    wait = timedelta(seconds=PART_WAITS_WINDOWS * settings.TRIMTAB_CONTROL_WINDOW_S)
+    return first.closed_at is not None and now > first.closed_at + wait
+
+
 def story_due(incident: Incident, *, now: datetime) -> bool:
     """Whether people are to be told: once explained, and unexplained after two windows.
 
-    An explanation that fails is no reason to keep quiet about what it should explain.
+    An explanation that fails is no reason to keep quiet about what it should explain. What is part
+    of another story is told there.
     """
+    if not leads(incident, now=now):
+        return False
     wait = timedelta(seconds=2 * settings.TRIMTAB_CONTROL_WINDOW_S)
     return diagnosis_of(incident) is not None or now > incident.opened_at + wait
 
@@ -111,41 +155,57 @@ def cause_label(slug: str) -> str:
 def story(incident: Incident) -> Story:
     """What went wrong and, once explained, because of what."""
     diagnosis = diagnosis_of(incident)
+    hits = [_hit(each) for each in (incident, *incident.parts.all())]
     if diagnosis is None:
-        return Story(what=_what(incident), numbers=_numbers(incident))
+        return Story(what=_what(incident, hits), hits=hits, numbers=_numbers(incident))
     evidence = list(diagnosis.evidence.all())
+    for each in evidence:
+        each.diagnosis = diagnosis
+    diagnosis.incident = incident
     named = [e for e in evidence if e.cause == diagnosis.cause]
     return Story(
-        what=_what(incident),
+        what=_what(incident, hits),
         because=diagnosis.because,
         cause=diagnosis.cause,
         cause_label=cause_label(diagnosis.cause),
         score=diagnosis.score,
         no_action=str(diagnosis.facts.get("no_action", "")),
+        verdict=diagnosis.verdict,
+        also=_told(diagnosis.also, evidence),
+        hits=hits,
         numbers=_numbers(incident) | diagnosis.facts,
         diagnosis=diagnosis,
         evidence_for=[e for e in named if e.supports],
         evidence_against=[e for e in named if not e.supports],
-        rivals=[
-            Rival(
-                cause=rival["cause"],
-                label=cause_label(rival["cause"]),
-                score=rival["score"],
-                because=rival["because"],
-                evidence=[e for e in evidence if e.cause == rival["cause"]],
-            )
-            for rival in diagnosis.rivals
-        ],
+        rivals=_told(diagnosis.rivals, evidence),
     )
+
+
+def _told(findings: Sequence[Mapping[str, Any]], evidence: Sequence[Evidence]) -> list[Rival]:
+    return [
+        Rival(
+            cause=finding["cause"],
+            label=cause_label(finding["cause"]),
+            score=finding["score"],
+            because=finding["because"],
+            evidence=[e for e in evidence if e.cause == finding["cause"]],
+        )
+        for finding in findings
+    ]
+
+
+def _hit(incident: Incident) -> Hit:
+    return Hit(incident, incident.objective.name, incident.bad_events, incident.total_events)
 
 
 def _incidents(tenant: Tenant) -> QuerySet[Incident]:
     diagnoses = Prefetch("diagnoses", Diagnosis.objects.prefetch_related("evidence"))
-    rows = Incident.objects.filter(tenant=tenant).select_related("objective", "tenant")
-    return rows.prefetch_related(diagnoses)
+    parts = Prefetch("parts", Incident.objects.select_related("objective").order_by("opened_at"))
+    rows = Incident.objects.filter(tenant=tenant).select_related("objective", "tenant", "part_of")
+    return rows.prefetch_related(diagnoses, parts)
 
 
-def _what(incident: Incident) -> str:
+def _what(incident: Incident, hits: Sequence[Hit]) -> str:
     since = timezone.localtime(incident.bad_since)
     what = _(
         "%(bad)s of %(total)s requests missed “%(objective)s” on %(scope)s since %(since)s"
@@ -156,6 +216,12 @@ def _what(incident: Incident) -> str:
         "scope": incident.scope or incident.objective.service,
         "since": f"{since:%H:%M:%S}",
     }
+    for hit in hits[1:]:
+        what += _("; %(bad)s of %(total)s missed “%(objective)s”") % {
+            "bad": f"{hit.bad:,.0f}",
+            "total": f"{hit.total:,.0f}",
+            "objective": hit.objective,
+        }
     return f"{what}, {_(incident.lapsed)}" if incident.lapsed else what
 
 

@@ -19,10 +19,12 @@ from django.db.models.functions import Greatest
 from django.utils.translation import gettext_noop
 
 from controlplane.accounts.models import Tenant
-from controlplane.diagnosis.cause import SCORE_MIN, UNKNOWN, Finding, causes
+from controlplane.diagnosis.cause import UNKNOWN, Finding, causes
 from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
+from controlplane.diagnosis.ranking import Ranking, rank
 from controlplane.diagnosis.scene import Scene
-from controlplane.diagnosis.staging import scene_of
+from controlplane.diagnosis.selectors import leads
+from controlplane.diagnosis.staging import overlapping, scene_of
 from slo.budget import Counts, window_is_bad
 from slo.judging import REJUDGE_WINDOWS, settle_s
 from slo.models import Objective, Reading
@@ -107,16 +109,16 @@ def window_is_good(counts: Counts, target: float) -> bool:
 
 
 def incident_explain(*, incident: Incident, reader: Reader, now: datetime) -> Diagnosis | None:
-    """Examines every cause and stores the best one with its evidence and its rivals.
+    """Examines every cause and stores what is named with its evidence and its rivals.
 
-    `unknown` when none reaches its bar. None while no window of the incident has been read.
+    Then it is known whether another incident tells the same story; if so this one joins it.
+    `unknown` when none reaches its bar. None when there is nothing to act on here: no window of the
+    incident has been read, or it is part of another one's story, which is acted on instead.
     """
     scene = scene_of(incident=incident, reader=reader, now=now)
     if scene is None:
         return None
-    findings = sorted(
-        (cause.examine(scene) for cause in causes().values()), key=lambda f: (-f.score, f.cause)
-    )
+    ranking = rank([cause.examine(scene) for cause in causes().values()])
     example = _example_trace(scene)
     with transaction.atomic():
         diagnosis = Diagnosis.objects.create(
@@ -124,15 +126,42 @@ def incident_explain(*, incident: Incident, reader: Reader, now: datetime) -> Di
             made_at=now,
             window_start=scene.incident.start,
             window_end=scene.incident.end,
-            **_named(findings),
+            **_columns(ranking),
         )
-        Evidence.objects.bulk_create(_evidence(diagnosis, findings))
+        Evidence.objects.bulk_create(_evidence(diagnosis, ranking))
         if example:
             incident.example_trace_id = example
             incident.save(update_fields=["example_trace_id", "updated_at"])
     # A prefetched list of explanations would hide the one just made.
     getattr(incident, "_prefetched_objects_cache", {}).pop("diagnoses", None)
-    return diagnosis
+    incident_join(incident=incident, diagnosis=diagnosis)
+    return diagnosis if leads(incident, now=now) else None
+
+
+def incident_join(*, incident: Incident, diagnosis: Diagnosis) -> None:
+    """Makes the incident part of the one opened first with the same engine, time and cause.
+
+    A new cause of its own takes it out again; an unknown one says nothing.
+    """
+    if diagnosis.cause == UNKNOWN:
+        return
+    first = next(
+        (
+            other
+            for other in overlapping(incident)
+            if other.part_of_id is None
+            and (other.opened_at, other.pk) < (incident.opened_at, incident.pk)
+            and diagnosis.cause in _causes_named(other)
+        ),
+        None,
+    )
+    if incident.part_of_id == (first.pk if first else None):
+        return
+    incident.part_of = first
+    incident.save(update_fields=["part_of", "updated_at"])
+    if first is not None:
+        incident.parts.update(part_of=first)
+        log.info("incident %s: part of %s", incident, first)
 
 
 def diagnosis_note(*, diagnosis: Diagnosis, no_action: str) -> None:
@@ -143,27 +172,37 @@ def diagnosis_note(*, diagnosis: Diagnosis, no_action: str) -> None:
     diagnosis.save(update_fields=["facts"])
 
 
-def _named(findings: Sequence[Finding]) -> dict[str, Any]:
-    """The columns of a Diagnosis: the best finding if it carries, else `unknown`."""
-    best, rivals = findings[0], findings[1:]
-    if best.score < SCORE_MIN:
-        missing = next((f.sentence for f in best.evidence if f.required and not f.supports), "")
-        because = f"no cause examined explains it; the nearest, {best.cause}, fails on: {missing}"
-        best, rivals = Finding(UNKNOWN, best.score, because), findings
+def _columns(ranking: Ranking) -> dict[str, Any]:
+    """The columns of a Diagnosis: what is named, else `unknown`."""
+    best, named = ranking.best, ranking.named
     facts = dict(best.facts)
-    if not best.remedy:
+    remedy = [dataclasses.asdict(wish) | {"cause": f.cause} for f in named for wish in f.remedy]
+    if not remedy:
         facts["no_action"] = best.no_remedy or "nothing is changed without a known cause"
     return {
         "cause": best.cause,
         "score": best.score,
-        "because": best.because,
+        "because": ranking.because,
+        "verdict": best.verdict,
         "facts": facts,
-        "rivals": [{"cause": f.cause, "score": f.score, "because": f.because} for f in rivals],
-        "remedy": [dataclasses.asdict(wish) for wish in best.remedy],
+        "also": [_brief(finding) for finding in named[1:]],
+        "rivals": [_brief(finding) for finding in ranking.rivals],
+        "remedy": remedy,
     }
 
 
-def _evidence(diagnosis: Diagnosis, findings: Sequence[Finding]) -> list[Evidence]:
+def _brief(finding: Finding) -> dict[str, Any]:
+    return {"cause": finding.cause, "score": finding.score, "because": finding.because}
+
+
+def _causes_named(incident: Incident) -> set[str]:
+    newest = incident.diagnoses.first()
+    if newest is None:
+        return set()
+    return {newest.cause, *(also["cause"] for also in newest.also)}
+
+
+def _evidence(diagnosis: Diagnosis, ranking: Ranking) -> list[Evidence]:
     return [
         Evidence(
             diagnosis=diagnosis,
@@ -177,7 +216,7 @@ def _evidence(diagnosis: Diagnosis, findings: Sequence[Finding]) -> list[Evidenc
             threshold=fact.threshold,
             points=[list(point) for point in fact.points],
         )
-        for finding in findings
+        for finding in ranking.named + ranking.rivals
         for fact in finding.evidence
     ]
 

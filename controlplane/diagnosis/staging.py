@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from django.conf import settings
+from django.db.models import Q
+
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.scene import Change, EngineFacts, ObjectiveFacts, Scene
+from controlplane.diagnosis.scene import (
+    STEPS_PER_WINDOW,
+    Change,
+    EngineFacts,
+    ObjectiveFacts,
+    Scene,
+)
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engines_of
 from slo.models import Objective, Reading
 from tracing.types import Grid, Reader, Series
 
 INCIDENT_WINDOWS_MAX = 20
+OVERLAPPING_MAX = 20
+HAND_WINDOWS = 4  # a change by hand so shortly before the onset may be why
 REFERENCE_WINDOWS_MAX = 20
 
 
@@ -35,6 +47,26 @@ def engine_of(incident: Incident) -> Engine | None:
     return max(engines, key=lambda e: bad.get(e.name, 0.0))
 
 
+def overlapping(incident: Incident) -> list[Incident]:
+    """Other incidents of the same engine at the same time, the first opened first.
+
+    At most OVERLAPPING_MAX, and none that began long before: it is a story of its own.
+    """
+    window = timedelta(seconds=settings.TRIMTAB_CONTROL_WINDOW_S)
+    rows = Incident.objects.filter(
+        Q(closed_at=None) | Q(closed_at__gt=incident.bad_since),
+        tenant=incident.tenant_id,
+        objective__service=incident.objective.service,
+        bad_since__gt=incident.bad_since - INCIDENT_WINDOWS_MAX * window,
+    ).exclude(pk=incident.pk)
+    if incident.closed_at is not None:
+        rows = rows.filter(bad_since__lt=incident.closed_at)
+    rows = rows.select_related("objective", "tenant", "part_of").order_by("opened_at", "id")
+    engine = engine_of(incident)
+    found = rows[:OVERLAPPING_MAX]
+    return [other for other in found if engine is not None and engine_of(other) == engine]
+
+
 def scene_of(*, incident: Incident, reader: Reader, now: datetime) -> Scene | None:
     """The incident as a Scene; None while no window of it has been read."""
     newest = (
@@ -46,11 +78,15 @@ def scene_of(*, incident: Incident, reader: Reader, now: datetime) -> Scene | No
         return None
     window = timedelta(seconds=newest.window_s)
     engine = _engine_facts(incident)
+    end = newest.window_end
+    # What else went bad there meanwhile may be the same thing: then it began with the first.
+    others = [other.bad_since for other in overlapping(incident)]
+    began = min([incident.bad_since, *others])
     # The window before the first bad one is the onset: neither before nor during.
-    onset, end = incident.bad_since - window, newest.window_end
+    onset = began - window
     past = onset - REFERENCE_WINDOWS_MAX * window
     recent = Grid(max(past, end - 2 * INCIDENT_WINDOWS_MAX * window), end, newest.window_s)
-    changes = _changes(reader, engine, recent)
+    changes = changes_of(reader, engine, recent)
     start = max(incident.run_since, end - INCIDENT_WINDOWS_MAX * window)
     if changes:
         # What was true under other settings explains nothing now; the window of the change is
@@ -61,11 +97,24 @@ def scene_of(*, incident: Incident, reader: Reader, now: datetime) -> Scene | No
         now=now,
         engine=engine,
         objective=objective_facts(incident.objective),
-        bad_since=incident.run_since,
+        bad_since=min([incident.run_since, *others]),
         incident=Grid(start, end, newest.window_s),
-        reference=Grid(past, onset, newest.window_s),
+        reference=reference_of(past, onset, newest.window_s, changes),
         changes=changes,
     )
+
+
+def reference_of(
+    past: datetime, onset: datetime, window_s: float, changes: Sequence[Change]
+) -> Grid:
+    """The windows before: up to the onset, and to a change by hand shortly before that."""
+    window = timedelta(seconds=window_s)
+    near = [
+        change.at - window
+        for change in changes
+        if change.by_hand and onset - HAND_WINDOWS * window <= change.at <= onset
+    ]
+    return Grid(past, max(past + window, min([onset, *near])), window_s)
 
 
 def objective_facts(objective: Objective) -> ObjectiveFacts:
@@ -85,28 +134,68 @@ def _engine_facts(incident: Incident) -> EngineFacts:
     engine = engine_of(incident)
     if engine is None:
         return EngineFacts(incident.scope, service, {}, {})
-    return EngineFacts(engine.name, service, engine.values, engine.knobs, engine.config_version)
-
-
-def _changes(reader: Reader, engine: EngineFacts, grid: Grid) -> tuple[Change, ...]:
-    """Knobs seen to move, oldest first, whoever moved them; `at` is the window's end."""
-    series = reader.gauge(
-        "engine:knob",
-        grid,
-        where={"service": engine.service, "instance": engine.name},
-        by=("knob",),
-        over="last",
+    return EngineFacts(
+        engine.name,
+        service,
+        engine.values,
+        engine.knobs,
+        engine.config_version,
+        engines=len(engines_of(incident.tenant, service=service)),
+        node=engine.node.name,
     )
-    found = [change for one in series for change in _moves(one, grid.ends())]
+
+
+def changes_of(reader: Reader, engine: EngineFacts, grid: Grid) -> tuple[Change, ...]:
+    """Knobs seen to move, oldest first, and by whom; `at` is the end of the step it was seen in.
+
+    Steps of a third of a window, about a scrape each, so that two people who change something
+    within a window are told apart.
+    """
+    fine = Grid(grid.start, grid.end, grid.step_s / STEPS_PER_WINDOW)
+    where = {"service": engine.service, "instance": engine.name}
+    knobs = reader.gauge("engine:knob", fine, where=where, by=("knob",), over="last")
+    asked = reader.increase("engine:config_changes_total", fine, where=where, by=("by",))
+    found = [
+        Change(knob, _value(engine, knob, old), _value(engine, knob, new), at, _who(asked, place))
+        for one in knobs
+        for knob in [one.labels.get("knob", "")]
+        for old, new, place, at in _moves(one, fine.ends())
+    ]
     return tuple(sorted(found, key=lambda change: change.at))
 
 
-def _moves(series: Series, ends: list[datetime]) -> list[Change]:
+def _moves(series: Series, ends: list[datetime]) -> list[tuple[float, float, int, datetime]]:
+    """(before, after, number of the step, its end) of every move."""
     found, last = [], math.nan
-    for end, value in zip(ends, series.values, strict=False):
+    for place, (end, value) in enumerate(zip(ends, series.values, strict=False)):
         if math.isnan(value):
             continue
         if not math.isnan(last) and value != last:
-            found.append(Change(series.labels.get("knob", ""), last, float(value), end))
+            found.append((last, float(value), place, end))
         last = float(value)
     return found
+
+
+def _who(asked: Sequence[Series], place: int) -> str:
+    """Who changed the configuration in the step; a person before Trimtab, "" when nobody says.
+
+    Who changes something for the first time has no count before: where none of the counts grew, it
+    is who is counted from this step on, or from the next: growth takes two looks.
+    """
+    grew = [one for one in asked if one.values[place] > 0]
+    new = [one for one in asked if _first(one) in (place, place + 1)]
+    names = [one.labels.get("by", "") for one in grew or new]
+    return min(names, key=lambda name: (name.startswith("trimtab"), name), default="")
+
+
+def _first(series: Series) -> int | None:
+    """The place of the first step that was measured."""
+    return next((i for i, value in enumerate(series.values) if not math.isnan(value)), None)
+
+
+def _value(engine: EngineFacts, knob: str, shown: float) -> float | str:
+    """The value as the engine takes it: a gauge shows a choice of two words as 0 and 1."""
+    words = engine.knobs.get(knob, {}).get("choices") or ()
+    if {"off", "on"} == set(words):
+        return "on" if shown else "off"
+    return int(shown) if shown.is_integer() else shown

@@ -1,22 +1,29 @@
 """A small queueing model of an engine, seen only through its metrics, in simulated time.
 
-It stands at the seam of tracing's Reader: continuous batching with chunked prefill, a running cap
-and a KV pool; a step takes a + b · prompt tokens + c · running requests, times `slow`. Seeded, so
-a test tells the same story every time.
+It stands at the seam of tracing's Reader: continuous batching with chunked prefill, a running cap,
+and a paged KV pool that grows with the tokens and sends the latest request back, to be computed
+again, when it is short. A step takes
+
+    a + b · prompt tokens + c · running requests + q · running requests²
+
+of CPU, plus `eager_s` when no captured graph runs it (none does a prompt), and `slow` times that
+where others use the CPU too. Seeded, so a test tells the same story
+every time. A fault is a change of mechanics (`slow`, `captured`, `kv_tokens`, `rate`, `apply`),
+never of a number shown.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tracing.types import Grid, HistogramSeries, Labels, Series, ShareSeries, Span
+from tests.controlplane.memory_reader import MemoryReader
+
+__all__ = ["START", "MemoryReader", "Plant", "Request"]
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 LATENCY = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0)
@@ -26,31 +33,46 @@ BOUNDS = {
     "vllm:time_to_first_token_seconds": LATENCY,
     "vllm:e2e_request_latency_seconds": LATENCY,
     "vllm:request_queue_time_seconds": LATENCY,
+    "vllm:request_prefill_time_seconds": LATENCY,
     "vllm:inter_token_latency_seconds": GAPS,
     "engine:step_seconds": GAPS,
     "vllm:iteration_tokens_total": TOKENS,
+    "vllm:request_prompt_tokens": TOKENS,
+    "vllm:request_generation_tokens": TOKENS,
 }
-KNOBS = {
-    "max_num_seqs": (1, 256),
-    "max_num_batched_tokens": (64, 8192),
-    "max_wait_ms": (0, 50),
-    "prefill_chunk_tokens": (32, 4096),
+KNOBS: dict[str, dict[str, Any]] = {
+    "max_num_seqs": {"minimum": 1, "maximum": 256},
+    "max_num_batched_tokens": {"minimum": 64, "maximum": 8192},
+    "max_wait_ms": {"minimum": 0, "maximum": 50},
+    "prefill_chunk_tokens": {"minimum": 32, "maximum": 4096},
+    "shed_below_priority": {"minimum": 0, "maximum": 3},
+    "kv_block_size": {"choices": [8, 16, 32, 64, 128], "apply_class": "barrier"},
+    "graph_capture": {"choices": ["off", "on"], "apply_class": "barrier"},
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
+    """`known` tokens, of which `computed` stand in its `blocks`; the first `prompt` came in."""
+
     arrived: float
     prompt: int
     output: int
-    prefilled: int = 0
-    decoded: int = 0
-    started: float = 0.0
+    priority: int = 1
+    known: int = 0
+    computed: int = 0
+    blocks: int = 0
+    started: float | None = None
+    touched: float | None = None
+
+    @property
+    def decoding(self) -> bool:
+        return self.known - self.computed == 1
 
 
 @dataclass
 class Plant:
-    """Rates and lengths may be changed between calls of `run_until`."""
+    """Rates, lengths and mechanics may be changed between calls of `run_until`."""
 
     name: str = "engine-0"
     service: str = "chat"
@@ -58,19 +80,28 @@ class Plant:
     rate: float = 15.0
     prompt: int = 100
     output: int = 40
+    priorities: dict[int, float] = field(default_factory=lambda: {1: 1.0})
+    queue_max: int = 10_000
     a: float = 0.004
     b: float = 0.00002
     c: float = 0.0003
+    q: float = 0.0
+    eager_s: float = 0.002
     slow: float = 1.0
-    kv_tokens: float = 40_000
+    captured: bool = True
+    graph_seqs_max: int = 256
+    kv_tokens: int = 40_000
     seed: int = 1
     config_version: int = 1
-    values: dict[str, int] = field(
+    values: dict[str, Any] = field(
         default_factory=lambda: {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 2048,
             "max_wait_ms": 0,
             "prefill_chunk_tokens": 512,
+            "shed_below_priority": 0,
+            "kv_block_size": 16,
+            "graph_capture": "on",
         }
     )
     silent: bool = False
@@ -82,30 +113,32 @@ class Plant:
         self.next_scrape = self.scrape_s
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.used = 0  # blocks of the pool
         self.counters: dict[str, float] = defaultdict(float)
+        self.labelled: dict[tuple[str, str, str], float] = defaultdict(float)
         self.histograms = {name: [0.0] * (len(b) + 2) for name, b in BOUNDS.items()}
-        self.store = MemoryReader()
+        self.store = MemoryReader(BOUNDS)
 
     @property
     def now(self) -> datetime:
         return START + timedelta(seconds=self.t)
 
-    def apply(self, values: dict[str, Any], by: str = "agent") -> int:
+    def apply(self, values: dict[str, Any], by: str = "trimtab-agent") -> int:
         self.values.update(values)
+        for request in self.running:  # moved over to blocks of the new size
+            request.blocks = self._blocks(request.computed)
+        self.used = sum(request.blocks for request in self.running)
         self.config_version += 1
+        self.labelled["engine:config_changes_total", "by", by.split()[0]] += 1
         return self.config_version
 
     def knobs(self) -> dict[str, dict[str, Any]]:
-        return {
-            knob: {
-                "value": self.values[knob],
-                "unit": "",
-                "minimum": low,
-                "maximum": high,
-                "apply_class": "hot",
-            }
-            for knob, (low, high) in KNOBS.items()
+        table = {
+            knob: {"value": self.values[knob], "unit": "", "apply_class": "hot"} | about
+            for knob, about in KNOBS.items()
         }
+        table["graph_capture"]["seqs_max"] = self.graph_seqs_max
+        return table
 
     def run_until(self, t: float) -> datetime:
         while self.t < t:
@@ -121,72 +154,147 @@ class Plant:
     def _arrive(self) -> None:
         while self.next_arrival <= self.t:
             if self.next_arrival > 0:
-                lengths = (max(1, round(self.random.gauss(n, n / 4))) for n in self._lengths())
-                prompt, output = lengths
-                self.waiting.append(Request(self.next_arrival, prompt, max(2, output)))
-                self.counters["engine:requests_received_total"] += 1
+                self._receive(self.next_arrival)
             self.next_arrival += self.random.expovariate(self.rate)
 
-    def _lengths(self) -> tuple[int, int]:
-        return self.prompt, self.output
+    def _receive(self, at: float) -> None:
+        lengths = (max(1, round(self.random.gauss(n, n / 4))) for n in (self.prompt, self.output))
+        prompt, output = lengths
+        levels, shares = zip(*self.priorities.items(), strict=True)
+        priority = levels[0] if len(levels) == 1 else self.random.choices(levels, shares)[0]
+        self.labelled["engine:requests_received_total", "priority", str(priority)] += 1
+        if priority < self.values["shed_below_priority"]:
+            self.labelled["engine:requests_shed_total", "priority", str(priority)] += 1
+            self.labelled["vllm:admission_rejections_total", "reason", "shed"] += 1
+        elif len(self.waiting) >= self.queue_max:
+            self.labelled["vllm:admission_rejections_total", "reason", "max_num_queued_reqs"] += 1
+        else:
+            self.waiting.append(Request(at, prompt, max(2, output), priority, known=prompt))
 
     def _step(self) -> float:
         """One engine step; the seconds it took, 0 when there was nothing to do."""
-        while self.waiting and len(self.running) < self.values["max_num_seqs"]:
+        preempted = self.counters["vllm:num_preemptions_total"]
+        decoding = [r for r in self.running if r.decoding][: self.values["max_num_batched_tokens"]]
+        size = self.values["kv_block_size"]
+        for request in decoding:
+            if request.computed == request.blocks * size and request in self.running:
+                self._own(request, request.computed + 1)
+        budget = self.values["max_num_batched_tokens"] - len(decoding)
+        chunks: dict[int, int] = {}
+        for request in [r for r in self.running if not r.decoding]:
+            budget -= self._chunk(request, budget, chunks)
+        if self.counters["vllm:num_preemptions_total"] == preempted:
+            self._admit(budget, chunks)
+        decoding = [r for r in decoding if r in self.running]
+        computing = [r for r in self.running if id(r) in chunks]
+        if not decoding and not computing:
+            return 0.0
+        prefill = sum(chunks[id(r)] for r in computing)
+        took = self._took(prefill, len(decoding))
+        self._count_step(took, prefill, len(decoding))
+        for request in decoding:
+            request.computed += 1
+        for request in computing:
+            request.computed += chunks[id(request)]
+        self._tokens(self.t + took, [r for r in decoding + computing if r.computed == r.known])
+        return took
+
+    def _admit(self, budget: int, chunks: dict[int, int]) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.values["max_num_seqs"]:
             request = self.waiting[0]
-            if self._kv() + request.prompt > self.kv_tokens:
+            first = min(request.known, budget, self.values["prefill_chunk_tokens"])
+            if self.running and self._blocks(first) + len(self.running) > self._free():
                 break
             self.waiting.popleft()
-            request.started = self.t
-            self._observe("vllm:request_queue_time_seconds", self.t - request.arrived)
+            if request.started is None:
+                request.started = self.t
+                self._observe("vllm:request_queue_time_seconds", self.t - request.arrived)
             self.running.append(request)
-        if not self.running:
-            return 0.0
-        decoding = [r for r in self.running if r.prefilled >= r.prompt]
-        budget = self.values["max_num_batched_tokens"] - len(decoding)
-        prefill = 0
-        for request in self.running:
-            if request.prefilled < request.prompt and budget > 0:
-                chunk = min(
-                    request.prompt - request.prefilled, self.values["prefill_chunk_tokens"], budget
-                )
-                request.prefilled += chunk
-                budget -= chunk
-                prefill += chunk
-        took = self.slow * (self.a + self.b * prefill + self.c * len(decoding))
-        took *= self.random.uniform(0.95, 1.05)
-        self._count_step(took, prefill, len(decoding))
-        self._tokens(took, decoding)
-        return took
+            budget -= self._chunk(request, budget, chunks)
+
+    def _chunk(self, request: Request, budget: int, chunks: dict[int, int]) -> int:
+        if budget <= 0 or request not in self.running:
+            return 0
+        size = self.values["prefill_chunk_tokens"]
+        count = min(request.known - request.computed, size, budget)
+        if not self._own(request, request.computed + count):
+            return 0
+        chunks[id(request)] = count
+        return count
+
+    def _own(self, request: Request, tokens: int) -> bool:
+        """Blocks for so many tokens, sending the latest back while the pool is short."""
+        needed = self._blocks(tokens) - request.blocks
+        while needed > self._free():
+            assert len(self.running) > 1, "the pool is too small for one"
+            victim = self.running.pop()
+            self._release(victim)
+            self.waiting.appendleft(victim)
+            self.counters["vllm:num_preemptions_total"] += 1
+            if victim is request:
+                return False
+        request.blocks += needed
+        self.used += needed
+        return True
+
+    def _release(self, request: Request) -> None:
+        self.used -= request.blocks
+        request.blocks = request.computed = 0
+
+    def _took(self, prefill: int, decode: int) -> float:
+        """Graphs are captured for decode steps of up to `graph_seqs_max` requests."""
+        graph = self.values["graph_capture"] == "on" and self.captured
+        if graph and (prefill or decode > self.graph_seqs_max):
+            graph = False
+            reason = "prompt" if prefill else "shape"
+            self.labelled["engine:graph_misses_total", "reason", reason] += 1
+        self.labelled["engine:graph_steps_total", "mode", "graph" if graph else "eager"] += 1
+        fixed = self.a + (0.0 if graph else self.eager_s)
+        cpu = fixed + self.b * prefill + self.c * decode + self.q * decode**2
+        cpu *= self.random.uniform(0.95, 1.05)
+        self.counters["engine:forward_cpu_seconds_total"] += cpu
+        self.counters["engine:forward_seconds_total"] += cpu * self.slow
+        return cpu * self.slow
 
     def _count_step(self, took: float, prefill: int, decode: int) -> None:
         self._observe("engine:step_seconds", took)
         self._observe("vllm:iteration_tokens_total", prefill + decode)
+        self.counters["engine:busy_seconds_total"] += took
         self.counters["engine:steps_total"] += 1
         self.counters["engine:step_prefill_tokens_total"] += prefill
         self.counters["engine:step_decode_tokens_total"] += decode
 
-    def _tokens(self, took: float, decoding: list[Request]) -> None:
-        end = self.t + took
-        for request in self.running:
-            if request in decoding:
-                request.decoded += 1
-                self._observe("vllm:inter_token_latency_seconds", took)
-            elif request.prefilled >= request.prompt:
-                request.decoded = 1
+    def _tokens(self, end: float, sampled: list[Request]) -> None:
+        for request in sampled:
+            request.known += 1
+            if request.touched is None:
+                assert request.started is not None
                 self._observe("vllm:time_to_first_token_seconds", end - request.arrived)
-        for request in [r for r in self.running if r.decoded >= r.output]:
-            self._observe("vllm:e2e_request_latency_seconds", end - request.arrived)
-            self.counters["vllm:request_success_total"] += 1
-            self.running.remove(request)
+                self._observe("vllm:request_prefill_time_seconds", end - request.started)
+            else:
+                self._observe("vllm:inter_token_latency_seconds", end - request.touched)
+            request.touched = end
+            if request.known - request.prompt >= request.output:
+                self._observe("vllm:e2e_request_latency_seconds", end - request.arrived)
+                self._observe("vllm:request_prompt_tokens", request.prompt)
+                self._observe("vllm:request_generation_tokens", request.output)
+                self.counters["vllm:request_success_total"] += 1
+                self.running.remove(request)
+                self._release(request)
 
-    def _kv(self) -> float:
-        return sum(r.prompt + r.output for r in self.running)
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // int(self.values["kv_block_size"]))
+
+    @property
+    def pool(self) -> int:
+        return int(self.kv_tokens // self.values["kv_block_size"])
+
+    def _free(self) -> int:
+        return self.pool - self.used
 
     def _observe(self, metric: str, value: float) -> None:
         row, bounds = self.histograms[metric], BOUNDS[metric]
-        index = next((i for i, bound in enumerate(bounds) if value <= bound), len(bounds))
-        row[index] += 1
+        row[bisect_left(bounds, value)] += 1
         row[-1] += value
 
     def _scrape(self, t: float) -> None:
@@ -197,164 +305,21 @@ class Plant:
         gauges = {
             "vllm:num_requests_running": len(self.running),
             "vllm:num_requests_waiting": len(self.waiting),
-            "vllm:kv_cache_usage_perc": self._kv() / self.kv_tokens,
+            "vllm:kv_cache_usage_perc": 1 - self._free() / self.pool,
+            "engine:kv_blocks": self.pool,
+            "engine:graph_capture_ready": self.captured,
             "engine:config_version": self.config_version,
         }
         for metric, value in gauges.items():
             self.store.add(metric, at, float(value), labels)
         for knob, value in self.values.items():
-            self.store.add("engine:knob", at, float(value), labels | {"knob": knob})
+            shown = float(value == "on") if isinstance(value, str) else float(value)
+            self.store.add("engine:knob", at, shown, labels | {"knob": knob})
         self.counters["vllm:num_preemptions_total"] += 0
         for metric, value in self.counters.items():
-            shown = dict(labels)
-            if metric == "vllm:request_success_total":
-                shown["finished_reason"] = "length"
-            self.store.add(metric, at, value, shown)
+            extra = {"finished_reason": "length"} if metric == "vllm:request_success_total" else {}
+            self.store.add(metric, at, value, labels | extra)
+        for (metric, label, value), count in self.labelled.items():
+            self.store.add(metric, at, count, labels | {label: value})
         for metric, row in self.histograms.items():
             self.store.add(metric, at, tuple(row), labels)
-
-
-Value = float | tuple[float, ...]
-
-
-class MemoryReader:
-    """Samples in lists, read as tracing.types promises; one series per metric and label set."""
-
-    def __init__(self) -> None:
-        self.samples: dict[str, dict[tuple[tuple[str, str], ...], list[tuple[datetime, Value]]]] = (
-            defaultdict(dict)
-        )
-        self.stored_spans: list[Span] = []
-
-    def add(self, metric: str, at: datetime, value: Value, labels: Labels) -> None:
-        key = tuple(sorted(labels.items()))
-        self.samples[metric].setdefault(key, []).append((at, value))
-
-    def _matching(self, metric: str, where: Labels | None) -> list[tuple[Labels, Any]]:
-        return [
-            (dict(key), samples)
-            for key, samples in self.samples[metric].items()
-            if (where or {}).items() <= dict(key).items()
-        ]
-
-    def increase(
-        self, metric: str, grid: Grid, *, where: Labels | None = None, by: Sequence[str] = ()
-    ) -> list[Series]:
-        groups: dict[tuple[str, ...], list[float]] = {}
-        for labels, samples in self._matching(metric, where):
-            values = [_growth(samples, end, grid.step_s) for end in grid.ends()]
-            key = tuple(labels.get(name, "") for name in by)
-            groups[key] = _sum(groups.get(key), values)
-        return [Series(dict(zip(by, k, strict=True)), v) for k, v in groups.items()]
-
-    def gauge(
-        self,
-        metric: str,
-        grid: Grid,
-        *,
-        where: Labels | None = None,
-        by: Sequence[str] = (),
-        over: str = "avg",
-    ) -> list[Series]:
-        fold = {
-            "avg": lambda v: sum(v) / len(v),
-            "max": max,
-            "min": min,
-            "last": lambda v: v[-1],
-        }[over]
-        groups: dict[tuple[str, ...], list[float]] = {}
-        for labels, samples in self._matching(metric, where):
-            windows = [_inside(samples, end, grid.step_s) for end in grid.ends()]
-            values = [fold(w) if w else math.nan for w in windows]
-            key = tuple(labels.get(name, "") for name in by)
-            groups[key] = _sum(groups.get(key), values)
-        return [Series(dict(zip(by, k, strict=True)), v) for k, v in groups.items()]
-
-    def histogram(
-        self, metric: str, grid: Grid, *, where: Labels | None = None, by: Sequence[str] = ()
-    ) -> list[HistogramSeries]:
-        found = []
-        for labels, samples in self._matching(metric, where):
-            width = len(samples[0][1])
-            columns = [[(at, row[i]) for at, row in samples] for i in range(width)]
-            rows = [[_growth(c, end, grid.step_s) for c in columns] for end in grid.ends()]
-            shown = {name: labels.get(name, "") for name in by}
-            counts, sums = [row[:-1] for row in rows], [row[-1] for row in rows]
-            found.append(HistogramSeries(shown, BOUNDS[metric], counts, sums))
-        return found
-
-    def span_share(
-        self,
-        grid: Grid,
-        *,
-        service: str,
-        name: str,
-        measure: str,
-        threshold_s: float | None,
-        by: Sequence[str] = (),
-    ) -> list[ShareSeries]:
-        return []
-
-    def last_seen(self, metric: str, *, where: Labels | None = None) -> datetime | None:
-        times = [samples[-1][0] for _, samples in self._matching(metric, where)]
-        return max(times, default=None)
-
-    def span_last_seen(
-        self, *, service: str, name: str, instance: str | None = None
-    ) -> datetime | None:
-        ends = [s.end_ns for s in self.stored_spans if instance in (None, s.instance)]
-        return datetime.fromtimestamp(max(ends) / 1e9, UTC) if ends else None
-
-    def trace(self, trace_id: str) -> list[Span]:
-        return [span for span in self.stored_spans if span.trace_id == trace_id]
-
-    def spans(
-        self,
-        start: datetime,
-        end: datetime,
-        *,
-        service: str | None = None,
-        instance: str | None = None,
-        name: str | None = None,
-        measure: str = "duration",
-        slowest: bool = False,
-        limit: int = 50,
-    ) -> list[Span]:
-        wanted = [
-            span
-            for span in self.stored_spans
-            if start.timestamp() < span.end_ns / 1e9 <= end.timestamp()
-            and instance in (None, span.instance)
-        ]
-        return sorted(wanted, key=lambda s: -s.duration_ns)[:limit]
-
-
-def _sum(a: list[float] | None, b: list[float]) -> list[float]:
-    if a is None:
-        return b
-    return [
-        y if math.isnan(x) else x if math.isnan(y) else x + y for x, y in zip(a, b, strict=True)
-    ]
-
-
-def _edges(
-    samples: Sequence[tuple[datetime, Any]], end: datetime, step_s: float
-) -> tuple[int, int]:
-    start = end - timedelta(seconds=step_s)
-    return (
-        bisect_right(samples, start, key=lambda s: s[0]),
-        bisect_right(samples, end, key=lambda s: s[0]),
-    )
-
-
-def _inside(samples: Sequence[tuple[datetime, Any]], end: datetime, step_s: float) -> list[Any]:
-    low, high = _edges(samples, end, step_s)
-    return [value for _, value in samples[low:high]]
-
-
-def _growth(samples: Sequence[tuple[datetime, Any]], end: datetime, step_s: float) -> float:
-    low, high = _edges(samples, end, step_s)
-    if low == high:
-        return math.nan
-    before = samples[low - 1][1] if low else samples[0][1]
-    return float(samples[high - 1][1] - before)

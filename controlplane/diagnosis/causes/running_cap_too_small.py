@@ -11,7 +11,14 @@ from __future__ import annotations
 import math
 
 from controlplane.diagnosis.cause import (
+    CAP,
+    GREW_MIN,
+    KV_USED,
     METRIC_OF,
+    PREEMPTIONS,
+    QUEUE_TIME,
+    RUNNING,
+    WAITING,
     WORD_OF,
     Fact,
     Finding,
@@ -19,14 +26,17 @@ from controlplane.diagnosis.cause import (
     Scene,
     Track,
     Wish,
+    arrivals,
+    beyond_fact,
+    demand_grew,
     gettext_noop,
     mean,
     measured,
     percentile,
     score,
+    slower_fact,
 )
 
-CAP = "max_num_seqs"
 AT_CAP = 0.95  # "at the cap", or one below it: a place is empty for a moment when a request ends
 BOUND_SHARE_MIN = 0.5  # the cap binds for most of the time that anyone waits
 LOOKS_MIN = 2  # one look at a queue may be chance
@@ -35,13 +45,6 @@ KV_USED_MAX = 0.9  # above it more running requests would be preempted, not serv
 KV_USED_AFTER_MAX = 0.95  # what the remedy may fill, were KV to grow with the running requests
 
 SPARE = 0.25  # of the arrivals' rate, above which a remedy is assumed to serve
-
-ARRIVALS = "engine:requests_received_total"
-RUNNING = "vllm:num_requests_running"
-WAITING = "vllm:num_requests_waiting"
-QUEUE_TIME = "vllm:request_queue_time_seconds"
-KV_USED = "vllm:kv_cache_usage_perc"
-PREEMPTIONS = "vllm:num_preemptions_total"
 
 
 class RunningCapTooSmall:
@@ -59,6 +62,8 @@ class RunningCapTooSmall:
             _waiting_fact(waiting),
             _kv_fact(kv),
             _preemption_fact(scene),
+            beyond_fact(scene, wanted=False, weight=0.5),
+            _speed_fact(scene),
         )
         remedy, no_remedy = _remedy(scene, cap, kv)
         facts = {
@@ -209,8 +214,19 @@ def _preemption_fact(scene: Scene) -> Fact:
     )
 
 
+def _speed_fact(scene: Scene) -> Fact:
+    """A slower engine makes a queue under any cap; it decides unless more arrives as well."""
+    more = demand_grew(scene)
+    required = more is None or more < GREW_MIN
+    return slower_fact(scene, wanted=False, required=required, weight=0.5)
+
+
 def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...], str]:
-    """A cap that covers who runs and waits, as far as the KV cache could hold them."""
+    """A cap that covers who runs and waits, as far as the KV cache could hold them.
+
+    Never above the largest graph captured: a batch that outgrows it runs eagerly, more slowly, and
+    so does not shrink again by itself.
+    """
     demand = percentile(
         [r + w for r, w in zip(scene.steps(RUNNING), scene.steps(WAITING), strict=False)], 0.9
     )
@@ -219,13 +235,18 @@ def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...
     held = math.inf
     if kv.value:
         held = cap * KV_USED_AFTER_MAX / kv.value
-    want = min(demand, held)
+    graph = scene.engine.graph_seqs_max or math.inf
+    want = min(demand, held, graph)
     if want <= cap:
-        return (), f"the KV cache would hold no more than {held:.0f} running requests"
+        what = "graphs are captured for" if graph < held else "the KV cache would hold"
+        return (), f"{what} no more than {min(held, graph):.0f} running requests"
     why = f"{demand:.0f} requests run or wait nine tenths of the time"
     if held < demand:
         why += f"; the KV cache holds {held:.0f}"
-    return (Wish(CAP, want, why, limit=held if held < math.inf else None),), ""
+    if graph < demand:
+        why += f"; graphs are captured for {graph:.0f}"
+    limit = min(held, graph)
+    return (Wish(CAP, want, why, limit=limit if limit < math.inf else None),), ""
 
 
 def _drain_s(scene: Scene) -> float | None:
@@ -234,10 +255,10 @@ def _drain_s(scene: Scene) -> float | None:
     What a remedy inherits: until then its effect cannot be seen.
     """
     waiting = [w for w in scene.steps(WAITING) if not math.isnan(w)]
-    arrivals = scene.rate(ARRIVALS).value
-    if not waiting or not arrivals:
+    load = arrivals(scene).value
+    if not waiting or not load:
         return None
-    return waiting[-1] / (SPARE * arrivals)
+    return waiting[-1] / (SPARE * load)
 
 
 def _because(scene: Scene, cap: float | None, running: Track, waiting: Track) -> str:

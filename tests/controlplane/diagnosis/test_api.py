@@ -32,6 +32,8 @@ def test_incidents_and_actions_are_listed_with_their_story(client: Client, tmp_p
     assert one["because"] == "31 requests wait"
     assert one["evidence_for"] == []
     assert one["remedy"][0]["knob"] == "max_num_seqs"
+    assert (one["verdict"], one["also"], one["part_of"]) == ("", [], None)
+    assert [hit["objective"] for hit in one["hits"]] == ["ttft"]
     (action,) = client.get("/api/v1/actions/", headers=auth).json()["actions"]
     assert action["sentence"] == "Proposes max_num_seqs from 8 to 32 on engine-0"
     assert [step["to"] for step in action["transitions"]] == ["proposed"]
@@ -43,7 +45,7 @@ def test_another_tenants_incident_does_not_exist(client: Client, tmp_path: Path)
     answer = client.get(f"/api/v1/incidents/{world.incident.pk}/", headers=auth)
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == f"No incident has the id {world.incident.pk}."
-    assert client.get("/api/v1/incidents/", headers=auth).json() == {"incidents": []}
+    assert client.get("/api/v1/incidents/", headers=auth).json() == {"incidents": [], "next": None}
 
 
 def test_nobody_is_shown_nothing(client: Client) -> None:
@@ -51,3 +53,14 @@ def test_nobody_is_shown_nothing(client: Client) -> None:
         answer = client.get(path)
         assert answer.status_code in (401, 403)
         assert set(answer.json()["error"]) == {"code", "message", "param"}
+
+
+def test_evidence_names_the_series_it_was_read_from(client: Client, tmp_path: Path) -> None:
+    world = World(tmp_path, 7)
+    diagnosis = world.diagnosis()
+    diagnosis.evidence.create(
+        cause=diagnosis.cause, supports=True, sentence="31 wait", metric="vllm:num_requests_waiting"
+    )
+    url = f"/api/v1/incidents/{world.incident.pk}/"
+    (fact,) = client.get(url, headers=headers(world.tenant)).json()["evidence_for"]
+    assert fact["query"] == 'vllm:num_requests_waiting{service="chat",instance="engine-0"}'

@@ -2,61 +2,27 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from controlplane.diagnosis.cause import SCORE_MIN, Finding, Scene, causes
-from controlplane.diagnosis.scene import EngineFacts, ObjectiveFacts
-from tests.controlplane.plant import START, Plant
-from tracing.types import Grid
-
-TTFT = ObjectiveFacts(
-    "ttft",
-    "TTFT within 500 ms",
-    "latency",
-    {"source": "metric", "metric": "vllm:time_to_first_token_seconds", "threshold_ms": 500},
-    0.95,
-    500,
+from controlplane.diagnosis.cause import SCORE_MIN, Finding, causes
+from controlplane.diagnosis.scene import ObjectiveFacts
+from tests.controlplane.diagnosis.scenes import (
+    BAD_S,
+    GAP,
+    QUIET_S,
+    TTFT,
+    plant,
+    scene,
+    trouble,
+    trouble_by,
 )
-GAP = ObjectiveFacts(
-    "itl",
-    "token gap within 20 ms",
-    "latency",
-    {"source": "metric", "metric": "vllm:inter_token_latency_seconds", "threshold_ms": 20},
-    0.95,
-    20,
-)
-QUIET_S, BAD_S = 240.0, 60.0
+from tests.controlplane.plant import Plant
 
 
-def scene(plant: Plant, objective: ObjectiveFacts, *, window_s: float = 15.0) -> Scene:
-    """Four quiet minutes and one of trouble, up to now."""
-    bad_since = START + timedelta(seconds=QUIET_S)
-    return Scene(
-        reader=plant.store,
-        now=plant.now,
-        engine=EngineFacts(
-            plant.name, plant.service, dict(plant.values), plant.knobs(), plant.config_version
-        ),
-        objective=objective,
-        bad_since=bad_since,
-        incident=Grid(bad_since, bad_since + timedelta(seconds=BAD_S), window_s),
-        reference=Grid(START, bad_since - timedelta(seconds=window_s), window_s),
-    )
-
-
-def trouble(plant: Plant, **changes: float) -> Plant:
-    plant.run_until(QUIET_S)
-    for name, value in changes.items():
-        setattr(plant, name, value)
-    plant.run_until(QUIET_S + BAD_S + 1)
-    return plant
-
-
-def examine(slug: str, plant: Plant, objective: ObjectiveFacts, **more: float) -> Finding:
-    return causes()[slug].examine(scene(plant, objective, **more))
+def examine(slug: str, engine: Plant, objective: ObjectiveFacts, **more: float) -> Finding:
+    return causes()[slug].examine(scene(engine, objective, **more))
 
 
 def refuted_by(finding: Finding) -> str:
@@ -65,26 +31,26 @@ def refuted_by(finding: Finding) -> str:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_cap_below_the_arrivals_is_named_with_its_numbers(seed: int) -> None:
-    plant = trouble(Plant(seed=seed), rate=45.0)
-    found = examine("running_cap_too_small", plant, TTFT)
+    engine = trouble(Plant(seed=seed), rate=45.0)
+    found = examine("running_cap_too_small", engine, TTFT)
     assert found.score >= 0.9, refuted_by(found)
     assert "TTFT p99 is" in found.because
     assert "wait behind a cap of 8 running" in found.because
     (wish,) = found.remedy
     assert wish.knob == "max_num_seqs"
     assert wish.to > 16
-    assert examine("batch_too_large", plant, TTFT).score < SCORE_MIN
+    assert examine("batch_too_large", engine, TTFT).score < SCORE_MIN
 
 
 def test_short_windows_and_scrapes_tell_the_same() -> None:
-    plant = trouble(Plant(scrape_s=1.0), rate=45.0)
-    found = examine("running_cap_too_small", plant, TTFT, window_s=5.0)
+    engine = trouble(Plant(scrape_s=1.0), rate=45.0)
+    found = examine("running_cap_too_small", engine, TTFT, window_s=5.0)
     assert found.score >= 0.9, refuted_by(found)
 
 
 def test_a_cap_is_not_to_blame_when_nobody_waits_for_it() -> None:
-    plant = trouble(Plant(), slow=1.0)
-    found = examine("running_cap_too_small", plant, TTFT)
+    engine = trouble(Plant(), slow=1.0)
+    found = examine("running_cap_too_small", engine, TTFT)
     assert found.score < SCORE_MIN
     refuted = refuted_by(found)
     assert "Nobody was seen to wait" in refuted or "of the 8 allowed to run did" in refuted
@@ -92,70 +58,70 @@ def test_a_cap_is_not_to_blame_when_nobody_waits_for_it() -> None:
 
 
 def test_a_queue_of_a_quarter_of_the_time_is_the_caps_as_well() -> None:
-    plant = Plant()
-    plant.run_until(QUIET_S)
+    engine = Plant()
+    engine.run_until(QUIET_S)
     for second in range(int(BAD_S) + 1):
-        plant.rate = 90.0 if second % 4 == 0 else 4.0
-        plant.run_until(QUIET_S + second + 1)
-    found = examine("running_cap_too_small", plant, TTFT)
+        engine.rate = 90.0 if second % 4 == 0 else 4.0
+        engine.run_until(QUIET_S + second + 1)
+    found = examine("running_cap_too_small", engine, TTFT)
     assert found.score >= SCORE_MIN, refuted_by(found)
 
 
 def test_a_cap_is_not_to_blame_when_memory_is_the_limit() -> None:
-    plant = Plant(rate=15.0, kv_tokens=1500)
-    plant.values["max_num_seqs"] = 10
-    trouble(plant, rate=60.0)
-    found = examine("running_cap_too_small", plant, TTFT)
+    engine = Plant(rate=15.0, kv_tokens=1100)
+    engine.values["max_num_seqs"] = 10
+    trouble(engine, rate=60.0)
+    found = examine("running_cap_too_small", engine, TTFT)
     assert found.score < SCORE_MIN
     assert "memory is the limit" in refuted_by(found)
 
 
 def test_a_remedy_never_asks_for_more_than_the_kv_cache_could_hold() -> None:
-    plant = trouble(Plant(kv_tokens=2200), rate=60.0)
-    found = examine("running_cap_too_small", plant, TTFT)
+    engine = trouble(Plant(kv_tokens=1800), rate=60.0)
+    found = examine("running_cap_too_small", engine, TTFT)
     (wish,) = found.remedy
     assert wish.limit is not None
     assert wish.limit < 16
 
 
 def test_a_token_objective_is_none_of_the_caps_business() -> None:
-    plant = trouble(Plant(), rate=45.0)
-    assert examine("running_cap_too_small", plant, GAP).score < SCORE_MIN
+    engine = trouble(Plant(), rate=45.0)
+    assert examine("running_cap_too_small", engine, GAP).score < SCORE_MIN
 
 
 def test_an_unread_engine_is_not_judged_by_guess() -> None:
-    plant = trouble(Plant(), rate=45.0)
-    plant.values.clear()
-    plant.knobs = dict  # type: ignore[method-assign]
-    found = examine("running_cap_too_small", plant, TTFT)
+    engine = trouble(Plant(), rate=45.0)
+    engine.values.clear()
+    engine.knobs = dict  # type: ignore[method-assign]
+    found = examine("running_cap_too_small", engine, TTFT)
     assert found.score < SCORE_MIN
     assert "no agent reads" in refuted_by(found)
 
 
 def test_an_engine_that_says_nothing_scores_nothing() -> None:
-    plant = Plant(silent=True)
-    trouble(plant, rate=45.0)
+    engine = Plant(silent=True)
+    trouble(engine, rate=45.0)
     for cause in causes().values():
         for objective in (TTFT, GAP):
-            assert cause.examine(scene(plant, objective)).score < SCORE_MIN
+            assert cause.examine(scene(engine, objective)).score < SCORE_MIN
 
 
 def test_long_prompts_in_a_step_are_named_and_the_chunk_is_cut() -> None:
-    plant = Plant(rate=4.0, output=60)
-    plant.values["max_num_seqs"] = 32
-    trouble(plant, prompt=2000, rate=6.0)
-    found = examine("batch_too_large", plant, GAP)
+    engine = Plant(rate=4.0, output=60)
+    engine.values["max_num_seqs"] = 32
+    trouble(engine, prompt=2000, rate=6.0)
+    found = examine("batch_too_large", engine, GAP)
     assert found.score >= 0.9, refuted_by(found)
     assert "for prompt tokens" in found.because
     assert found.remedy[0].knob in ("prefill_chunk_tokens", "max_num_batched_tokens")
-    assert all(w.to < plant.values[w.knob] for w in found.remedy)
+    assert all(w.to < engine.values[w.knob] for w in found.remedy)
 
 
 def test_a_large_decode_batch_is_named_and_the_cap_is_lowered() -> None:
-    plant = Plant(rate=8.0, prompt=10, output=100, c=0.0006)
-    plant.values["max_num_seqs"] = 256
-    trouble(plant, rate=15.0)
-    found = examine("batch_too_large", plant, GAP)
+    engine = Plant(rate=8.0, prompt=10, output=100, c=0.0006)
+    engine.values["max_num_seqs"] = 256
+    trouble(engine, rate=15.0)
+    found = examine("batch_too_large", engine, GAP)
     assert found.score >= 0.9, refuted_by(found)
     assert "running requests" in found.because
     (wish,) = found.remedy
@@ -165,11 +131,146 @@ def test_a_large_decode_batch_is_named_and_the_cap_is_lowered() -> None:
 
 def test_a_slowed_engine_is_not_blamed_on_its_batch() -> None:
     """The same tokens per step take three times as long: a neighbour, a clock, a throttle."""
-    plant = Plant(rate=6.0)
-    plant.values["max_num_seqs"] = 32
-    trouble(plant, slow=6.0)
-    found = examine("batch_too_large", plant, GAP)
+    engine = Plant(rate=6.0)
+    engine.values["max_num_seqs"] = 32
+    trouble(engine, slow=6.0)
+    found = examine("batch_too_large", engine, GAP)
     assert found.score < SCORE_MIN, [f.sentence for f in found.evidence]
+
+
+def test_fewer_run_at_once_when_the_pool_does_not_hold_them() -> None:
+    engine = plant(cap=64, rate=12.0, output=60, kv_tokens=4000)
+    trouble(engine, output=240, prompt=160)
+    found = examine("kv_pool_exhausted", engine, TTFT)
+    assert found.score >= 0.9, refuted_by(found)
+    assert "running requests a second are sent back" in found.because
+    wish = found.remedy[0]
+    assert wish.knob == "max_num_seqs"
+    assert wish.to == pytest.approx(0.9 * 4000 / (160 + 240 / 2 + 7.5), rel=0.1)
+
+
+def test_smaller_blocks_come_first_when_the_pool_is_mostly_their_empty_ends() -> None:
+    engine = plant(cap=64, rate=4.0, prompt=10, output=80, kv_tokens=1280)
+    engine.values["kv_block_size"] = 128
+    trouble(engine, rate=20.0)
+    found = examine("kv_pool_exhausted", engine, TTFT)
+    assert found.score >= SCORE_MIN, refuted_by(found)
+    block = found.remedy[0]
+    assert block.knob == "kv_block_size"
+    assert block.to < 16
+    assert "are kept for the next block" in found.evidence[1].sentence
+    assert "empty end" in block.why
+
+
+def test_a_graph_that_is_turned_off_is_turned_on_again() -> None:
+    engine = plant(rate=20.0, eager_s=0.015)
+    trouble_by(engine, lambda p: p.apply({"graph_capture": "off"}, by="trimtab-agent apply"))
+    found = examine("graph_capture_lost", engine, GAP)
+    assert found.score >= 0.9, refuted_by(found)
+    (wish,) = found.remedy
+    assert (wish.knob, wish.to) == ("graph_capture", "on")
+
+
+def test_a_graph_that_cannot_be_captured_wants_a_person() -> None:
+    engine = trouble(plant(rate=20.0, eager_s=0.015), captured=False)
+    found = examine("graph_capture_lost", engine, GAP)
+    assert found.remedy == ()
+    assert "on already and the engine runs eagerly all the same" in found.no_remedy
+
+
+def test_a_batch_above_the_graph_ceiling_is_brought_below_it() -> None:
+    """It serves less the more of it runs eagerly, so it does not come back by itself."""
+    engine = plant(cap=64, rate=10.0, prompt=20, output=60, eager_s=0.006, graph_seqs_max=16)
+    trouble(engine, rate=27.0)
+    found = examine("graph_capture_lost", engine, GAP)
+    assert found.score >= SCORE_MIN, refuted_by(found)
+    (wish,) = found.remedy
+    assert (wish.knob, wish.to) == ("max_num_seqs", 16)
+
+
+def test_a_cap_is_not_raised_above_the_graph_ceiling() -> None:
+    engine = trouble(plant(cap=8, rate=15.0, graph_seqs_max=12), rate=45.0)
+    found = examine("running_cap_too_small", engine, TTFT)
+    assert found.score >= SCORE_MIN, refuted_by(found)
+    (wish,) = found.remedy
+    assert wish.limit == 12
+    assert "graphs are captured for 12" in wish.why
+
+
+def test_a_load_beyond_capacity_turns_the_low_tiers_away_and_says_how_many_engines() -> None:
+    engine = plant(rate=25.0, priorities={0: 0.5, 1: 0.3, 2: 0.2})
+    trouble(engine, rate=100.0)
+    found = examine("load_beyond_capacity", engine, TTFT)
+    assert found.score >= 0.9, refuted_by(found)
+    assert found.verdict == "infeasible"
+    (wish,) = found.remedy
+    assert (wish.knob, wish.to) == ("shed_below_priority", 1)
+    assert "priority below 1" in wish.why
+    assert found.facts["engines_more"] == 1
+    assert "1 engine serves chat, and it needs 1 more like engine-0" in found.because
+
+
+def test_high_priorities_are_never_turned_away() -> None:
+    engine = plant(rate=25.0, priorities={2: 0.5, 3: 0.5})
+    found = examine("load_beyond_capacity", trouble(engine, rate=140.0), TTFT)
+    assert found.remedy == ()
+    assert "no requests of a lower priority arrive" in found.no_remedy
+
+
+def test_a_load_that_the_tiers_left_can_carry_is_not_beyond_capacity() -> None:
+    engine = plant(rate=25.0, priorities={0: 0.6, 1: 0.4})
+    engine.run_until(QUIET_S)
+    engine.values["shed_below_priority"] = 1
+    trouble(engine, rate=100.0)
+    assert examine("load_beyond_capacity", engine, TTFT).score < SCORE_MIN
+
+
+def test_a_hand_edit_is_named_with_who_and_put_back_to_the_very_value() -> None:
+    engine = plant(cap=20, rate=35.0)
+    trouble_by(engine, lambda p: p.apply({"max_num_seqs": 4}, by="alice on call"))
+    found = examine("config_changed_by_hand", engine, TTFT)
+    assert found.score >= 0.9, refuted_by(found)
+    assert "alice changed max_num_seqs from 20 to 4 at 00:03:05 UTC" in found.because
+    (wish,) = found.remedy
+    assert (wish.knob, wish.to, wish.exact) == ("max_num_seqs", 20, True)
+
+
+def test_what_trimtab_changed_is_not_by_hand() -> None:
+    engine = plant(rate=35.0)
+    trouble_by(engine, lambda p: p.apply({"max_num_seqs": 4}, by="trimtab-agent apply 1"))
+    found = examine("config_changed_by_hand", engine, TTFT)
+    assert found.score < SCORE_MIN
+    assert "Nobody but Trimtab" in refuted_by(found)
+
+
+def test_an_edit_without_its_effect_is_a_coincidence() -> None:
+    def edit_and_slow(engine: Plant) -> None:
+        engine.apply({"prefill_chunk_tokens": 1024}, by="alice")
+        engine.slow = 4.0
+
+    engine = trouble_by(plant(rate=15.0), edit_and_slow)
+    found = examine("config_changed_by_hand", engine, GAP)
+    assert found.score < SCORE_MIN, [f.sentence for f in found.evidence]
+    assert "prefill_chunk_tokens going up moves nothing" in refuted_by(found)
+
+
+def test_an_edit_that_was_put_back_is_not_to_blame() -> None:
+    engine = plant(rate=35.0)
+    trouble_by(engine, lambda p: p.apply({"max_num_seqs": 4}, by="alice"))
+    shown = scene(engine, TTFT)
+    shown.engine.values["max_num_seqs"] = 32  # type: ignore[index]
+    found = causes()["config_changed_by_hand"].examine(shown)
+    assert "max_num_seqs is 32 now" in refuted_by(found)
+
+
+def test_a_slow_host_says_which_and_that_no_knob_helps() -> None:
+    engine = trouble(plant(rate=15.0), slow=4.0)
+    found = examine("slow_host", engine, GAP)
+    assert found.remedy == ()
+    assert found.verdict == "infeasible"
+    assert "no knob makes a slow host fast" in found.no_remedy
+    sentences = [fact.sentence for fact in found.evidence if fact.supports]
+    assert any("of a CPU while it runs" in sentence for sentence in sentences)
 
 
 def test_every_cause_has_a_label_a_docstring_and_a_runbook() -> None:

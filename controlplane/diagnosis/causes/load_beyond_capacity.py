@@ -1,0 +1,162 @@
+"""More arrives than the engine can serve at any setting it allows.
+
+Runbook: docs/causes/load_beyond_capacity.md. The step-time fit says what a batch as large as the
+engine allows would serve; where more arrives than that, no cap helps and the verdict is infeasible:
+turn away the low tiers, if there are any, and ask for engines.
+"""
+
+from __future__ import annotations
+
+import math
+
+from controlplane.diagnosis.cause import (
+    INFEASIBLE,
+    WAITING,
+    Fact,
+    Finding,
+    Scene,
+    Wish,
+    arrivals,
+    beyond_fact,
+    ceiling_per_s,
+    counts_requests,
+    engines_more,
+    gettext_noop,
+    mean,
+    measured,
+    score,
+    shed_wishes,
+    slower_fact,
+    traffic_fact,
+)
+
+BUSY_MIN = 0.9  # of the time the engine is in a step: it has nothing left to give
+QUEUE_MIN = 1.0  # a queue shorter than this is none
+
+BUSY = "engine:busy_seconds_total"
+FINISHED = "vllm:request_success_total"
+REJECTED = "vllm:admission_rejections_total"
+
+
+class LoadBeyondCapacity:
+    slug = "load_beyond_capacity"
+    label = gettext_noop("load beyond capacity")
+
+    def examine(self, scene: Scene) -> Finding:
+        evidence = (
+            counts_requests(scene),
+            beyond_fact(scene, wanted=True, weight=2),
+            _queue_fact(scene),
+            _busy_fact(scene),
+            _served_fact(scene),
+            traffic_fact(scene, grew=True, required=True),
+            slower_fact(scene, wanted=False, required=False, weight=0.5),
+        )
+        capacity, load = ceiling_per_s(scene), arrivals(scene).value
+        remedy: tuple[Wish, ...] = ()
+        no_remedy, more = "what the engine could serve is not known", 0
+        if capacity:
+            remedy, why_not = shed_wishes(scene, capacity)
+            more = engines_more(scene, capacity)
+            no_remedy = f"no setting serves this load and {why_not}; {_ask(scene, more)}"
+        facts = {
+            "arrivals_per_s": load,
+            "capacity_per_s": capacity,
+            "engines": scene.engine.engines,
+            "engines_more": more,
+        }
+        return Finding(
+            self.slug,
+            score(evidence),
+            _because(scene, load, capacity, more),
+            facts,
+            evidence,
+            remedy,
+            no_remedy,
+            verdict=INFEASIBLE,
+            explains=("running_cap_too_small", "kv_pool_exhausted", "batch_too_large"),
+        )
+
+
+def _queue_fact(scene: Scene) -> Fact:
+    """Whether the queue grows through the incident, or is full and turns requests away."""
+    waiting = [w for w in scene.steps(WAITING) if not math.isnan(w)]
+    track, turned = scene.gauge(WAITING), _turned_away(scene)
+    third = max(1, len(waiting) // 3)
+    first, last = mean(waiting[:third]), mean(waiting[-third:])
+    grows = first is not None and last is not None and last > max(first, QUEUE_MIN)
+    if first is None or last is None:
+        text = "How many requests wait was not measured"
+    elif turned:
+        text = f"The queue is full and {turned:g} requests were turned away"
+    else:
+        text = f"{first:.0f} requests waited at first and {last:.0f} at last"
+    return measured(
+        text,
+        grows or bool(turned),
+        track=track,
+        metric=WAITING,
+        unit="requests",
+        value=last,
+        threshold=max(first or 0.0, QUEUE_MIN),
+        required=True,
+    )
+
+
+def _turned_away(scene: Scene) -> float:
+    by_reason = scene.growth_by(REJECTED, "reason")
+    return sum(count for reason, count in by_reason.items() if reason.startswith("max_num_queued"))
+
+
+def _busy_fact(scene: Scene) -> Fact:
+    busy = scene.rate(BUSY)
+    if busy.value is None:
+        text = "How much of the time the engine is busy was not measured"
+    else:
+        then = "" if busy.before is None else f", {busy.before:.0%} before"
+        text = f"The engine is in a step {min(1.0, busy.value):.0%} of the time{then}"
+    return measured(
+        text,
+        busy.value is not None and busy.value >= BUSY_MIN,
+        track=busy,
+        metric=BUSY,
+        unit="share of the time",
+        threshold=BUSY_MIN,
+        required=busy.value is not None,
+    )
+
+
+def _served_fact(scene: Scene) -> Fact:
+    """Whether fewer requests finish than arrive."""
+    done, load = scene.rate(FINISHED), arrivals(scene).value
+    if done.value is None or load is None:
+        return measured(
+            "How many requests finish was not measured", False, metric=FINISHED, weight=0.5
+        )
+    return measured(
+        f"{done.value:.3g} requests a second finish of {load:.3g} that arrive",
+        done.value < load,
+        track=done,
+        metric=FINISHED,
+        unit="1/s",
+        threshold=load,
+        weight=0.5,
+    )
+
+
+def _ask(scene: Scene, more: int) -> str:
+    engines = scene.engine.engines
+    have = f"{engines} engine serves" if engines == 1 else f"{engines} engines serve"
+    return f"{have} {scene.engine.service}, and it needs {more} more like {scene.engine.name}"
+
+
+def _because(scene: Scene, load: float | None, capacity: float | None, more: int) -> str:
+    if load is None or not capacity:
+        return "it is not measured what arrives and what the engine could serve"
+    return (
+        f"{scene.latency()}{load:.3g} requests arrive a second and no setting lets the engine "
+        f"serve more than {capacity:.3g}; {_ask(scene, more)}"
+    )
+
+
+CAUSE = LoadBeyondCapacity()

@@ -1,0 +1,248 @@
+"""Facts: measured sentences for or against a cause, and the score they add up to.
+
+A fact carries the number it speaks of, the bar it is held against and the metric both come from, so
+that a page can show where the sentence is from. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controlplane.diagnosis.demand import (
+    ARRIVALS,
+    GREW_MIN,
+    arrivals,
+    demand_grew,
+    demand_text,
+)
+from controlplane.diagnosis.scene import Point, Scene, Track
+from controlplane.diagnosis.step_time import STEP_TIME, capacity_per_s, step_time
+
+# What a cause can reach at most when one fact it cannot do without fails or was not measured.
+SCORE_REFUTED_MAX = 0.4
+BEYOND_MIN = 1.1  # arrivals so far above what the engine serves are no error of the estimate
+
+CAP = "max_num_seqs"
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+QUEUE_TIME = "vllm:request_queue_time_seconds"
+KV_USED = "vllm:kv_cache_usage_perc"
+KV_BLOCKS = "engine:kv_blocks"
+PREEMPTIONS = "vllm:num_preemptions_total"
+GRAPH_STEPS = "engine:graph_steps_total"
+GRAPH_MISSES = "engine:graph_misses_total"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One measured sentence for (`supports`) or against a cause.
+
+    `required`: without it the cause cannot be named. `weight` is its share in the score. `points`
+    are (unix seconds, value or None) per control window.
+    """
+
+    sentence: str
+    supports: bool
+    metric: str = ""
+    unit: str = ""
+    before: float | None = None
+    value: float | None = None
+    threshold: float | None = None
+    points: tuple[Point, ...] = ()
+    required: bool = False
+    weight: float = 1.0
+
+
+def score(evidence: tuple[Fact, ...]) -> float:
+    """Weight of the supporting facts over the weight of all, 0 to 1.
+
+    At most SCORE_REFUTED_MAX when a required fact does not support.
+    """
+    total = sum(fact.weight for fact in evidence)
+    share = sum(fact.weight for fact in evidence if fact.supports) / total if total else 0.0
+    if any(fact.required and not fact.supports for fact in evidence):
+        return round(min(share, SCORE_REFUTED_MAX), 3)
+    return round(share, 3)
+
+
+def measured(
+    sentence: str,
+    supports: bool,
+    *,
+    track: Track | None = None,
+    metric: str = "",
+    unit: str = "",
+    threshold: float | None = None,
+    value: float | None = None,
+    required: bool = False,
+    weight: float = 1.0,
+) -> Fact:
+    """A Fact with its numbers taken from a Track."""
+    return Fact(
+        sentence,
+        supports,
+        metric=metric,
+        unit=unit,
+        before=track.before if track else None,
+        value=value if value is not None else (track.value if track else None),
+        threshold=threshold,
+        points=track.points if track else (),
+        required=required,
+        weight=weight,
+    )
+
+
+def counts_requests(scene: Scene) -> Fact:
+    """For causes that harm whatever of a request is timed or counted."""
+    known = scene.objective.measures != "other"
+    says = "times or counts requests" if known else "does not time or count requests"
+    return Fact(f"“{scene.objective.name}” {says}", known, required=True, weight=0.5)
+
+
+def slower_fact(
+    scene: Scene,
+    *,
+    wanted: bool,
+    required: bool = True,
+    weight: float = 1,
+    bar: float | None = None,
+) -> Fact:
+    """Whether steps take longer than before at the same tokens, wanted or not.
+
+    Where that cannot be told it supports neither, and decides only against who wants it. `bar` is
+    for who knows from elsewhere that something slows the steps.
+    """
+    step = step_time(scene)
+    slower = step.slower if step else None
+    if step is None or slower is None:
+        text = (
+            "Whether the engine has become slower at the same tokens cannot be told: what a step's "
+            "time goes to was not measured before and now, or the windows are too few or too alike"
+        )
+        return measured(
+            text,
+            False,
+            metric=STEP_TIME,
+            required=required and wanted,
+            weight=weight if wanted else 0.5,
+        )
+    bar = step.slower_max if bar is None else bar
+    slowed = slower > bar
+    text = (
+        f"{slower:.0%} of a step's time is more than its tokens explain: something slows the steps"
+        if slowed
+        else f"Steps are as fast as their tokens let expect, within {bar:.0%}"
+    )
+    return measured(
+        text,
+        slowed is wanted,
+        metric=STEP_TIME,
+        unit="share of the step",
+        value=slower,
+        threshold=bar,
+        required=required,
+        weight=weight,
+    )
+
+
+def beyond_fact(scene: Scene, *, wanted: bool, required: bool = True, weight: float = 1) -> Fact:
+    """Whether more arrives than the engine would serve under the largest cap it allows.
+
+    Where that cannot be told it supports neither, and decides only against who wants it.
+    """
+    load, ceiling = arrivals(scene), ceiling_per_s(scene)
+    most = ceiling_per_s(scene, at_most=True)
+    if load.value is None or not ceiling or not most:
+        return measured(
+            "What the engine could serve at most was not measured, or cannot be told from noise",
+            False,
+            track=load,
+            metric=ARRIVALS,
+            required=required and wanted,
+            weight=weight if wanted else 0.5,
+        )
+    bar = max(BEYOND_MIN * ceiling, most)
+    text = (
+        f"{load.value:.3g} requests arrive a second; its steps would let the engine serve "
+        f"{ceiling:.3g} a second with {_cap_max(scene):g} running; {bar:.3g} is within the error"
+    )
+    return measured(
+        text,
+        (load.value >= bar) is wanted,
+        track=load,
+        metric=ARRIVALS,
+        unit="1/s",
+        threshold=bar,
+        required=required,
+        weight=weight,
+    )
+
+
+def traffic_fact(scene: Scene, *, grew: bool, required: bool = False, weight: float = 1) -> Fact:
+    """Whether more work arrives than before, as wanted or not.
+
+    Where that is not known it supports neither and never decides.
+    """
+    more = demand_grew(scene)
+    return measured(
+        demand_text(scene),
+        more is not None and (more >= GREW_MIN) is grew,
+        metric=ARRIVALS,
+        unit="× before",
+        value=more,
+        threshold=GREW_MIN,
+        required=required and more is not None,
+        weight=weight,
+    )
+
+
+def ceiling_per_s(scene: Scene, *, at_most: bool = False) -> float | None:
+    """What the engine would serve with the largest cap it allows, did memory suffice.
+
+    `at_most`: within the error of the fit.
+    """
+    cap = _cap_max(scene)
+    return None if cap is None else capacity_per_s(scene, cap, at_most=at_most)
+
+
+def _cap_max(scene: Scene) -> float | None:
+    return scene.engine.maximum(CAP) or scene.engine.number(CAP)
+
+
+def follows_from_slowness(scene: Scene) -> tuple[str, ...]:
+    """The causes whose signs an engine that became slower brings by itself.
+
+    Queues and larger batches, unless more arrives; a full KV cache, unless the pool shrank.
+    """
+    more, blocks = demand_grew(scene), scene.gauge(KV_BLOCKS)
+    follow = []
+    if more is None or more < GREW_MIN:
+        follow += ["running_cap_too_small", "load_beyond_capacity", "batch_too_large"]
+    if blocks.value is None or blocks.before is None or blocks.value >= 0.99 * blocks.before:
+        follow.append("kv_pool_exhausted")
+    return tuple(follow)
+
+
+def eager_share(scene: Scene) -> Track:
+    """Of the steps a captured graph could have run, the share that ran without one.
+
+    A step nobody captures a graph for (a prompt in it) is not counted, nor is a batch too large for
+    any graph, where the engine does not say how large that is. None where steps are not counted by
+    how they ran.
+    """
+
+    def share(reference: bool) -> float | None:
+        steps = scene.growth_by(GRAPH_STEPS, "mode", reference=reference)
+        misses = scene.growth_by(GRAPH_MISSES, "reason", reference=reference)
+        if scene.engine.graph_seqs_max is not None:
+            misses.pop("shape", None)
+        missed = sum(misses.values())
+        eager, total = steps.get("eager", 0.0) - missed, sum(steps.values()) - missed
+        return max(0.0, eager) / total if total > 0 else (0.0 if steps else None)
+
+    return Track(share(True), share(False))
+
+
+def ms(seconds: float | None) -> str:
+    """Seconds as “12.3 ms”."""
+    return "?" if seconds is None else f"{seconds * 1000:.3g} ms"
