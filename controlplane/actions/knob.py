@@ -1,17 +1,18 @@
 """The contract of a knob: one engine setting Trimtab may turn, along a ladder, within bounds.
 
-A knob is one module in knobs/ with a module-level `KNOB`. Pure: no Django. The ladder is what is
-tried; the bounds are the narrower of the knob's own and those the engine reports.
+A knob is one module in knobs/ with a module-level `KNOB`. Pure: no Django. The ladder (or, for a
+setting that is no number, the choices) is what is tried; the bounds are the narrower of the knob's
+own and those the engine reports.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 # Emergency or not, one action moves a knob at most so far (LOOP 3.4, invariant 4).
 STEPS_MAX = 2
@@ -19,20 +20,29 @@ STEPS_MAX = 2
 
 @dataclass(frozen=True)
 class Knob:
-    """`apply_class` hot: takes effect at a step boundary, loses no request."""
+    """`apply_class` hot: takes effect at a step boundary, loses no request; barrier: the engine
+    swaps it between two steps, and holds everyone up meanwhile. `sheds`: turning it up turns
+    requests away, so it is turned for safety's sake and not to tune.
+
+    A knob has a `ladder`, or `choices` where its values are words.
+    """
 
     slug: str
     label: str
-    unit: str
-    minimum: int
-    maximum: int
-    ladder: tuple[int, ...]
-    apply_class: str = "hot"
+    unit: str = ""
+    minimum: int = 0
+    maximum: int = 0
+    ladder: tuple[int, ...] = ()
+    choices: tuple[str, ...] = ()
+    apply_class: Literal["hot", "barrier"] = "hot"
+    sheds: bool = False
 
     def __post_init__(self) -> None:
+        assert bool(self.ladder) != bool(self.choices), f"{self.slug}: a ladder or choices"
         assert list(self.ladder) == sorted(set(self.ladder)), f"{self.slug}: ladder not ascending"
-        assert self.minimum <= self.ladder[0]
-        assert self.ladder[-1] <= self.maximum
+        if self.ladder:
+            assert self.minimum <= self.ladder[0]
+            assert self.ladder[-1] <= self.maximum
 
     def bounds(self, reported: Mapping[str, Any] | None) -> tuple[float, float]:
         """The narrower of our bounds and the engine's `{"minimum", "maximum"}`."""
@@ -68,6 +78,10 @@ class Knob:
         if covering:
             return covering[0]
         return ahead[-1] if ahead else None
+
+    def options(self, *allowed: Collection[str] | None) -> tuple[str, ...]:
+        """Our choices that everyone allows; None allows all."""
+        return tuple(c for c in self.choices if all(a is None or c in a for a in allowed))
 
 
 @cache

@@ -1,4 +1,7 @@
-"""The only way an action moves: one conditional UPDATE and its line in the ledger, together."""
+"""The only way an action moves: one conditional UPDATE, and its line in ledger and audit log.
+
+All three in one transaction: there is no step nobody can find out about.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
+from controlplane.accounts import audit
 from controlplane.actions.models import ENDED, NEXT, Action, State, Transition
 
 log = logging.getLogger(__name__)
@@ -29,9 +33,7 @@ def transition(
     with transaction.atomic():
         if not _update(action, state=to, **columns):
             return False
-        Transition.objects.create(
-            action=action, from_state=before, to_state=to, at=at, actor=actor, reason=reason
-        )
+        _write_down(action, before, to, actor=actor, reason=reason, at=at)
     log.info("action %s: %s → %s: %s", action.pk, before, to, reason)
     return True
 
@@ -56,11 +58,33 @@ def begin(action: Action, *, reason: str) -> None:
     assert action.state == State.PROPOSED
     with transaction.atomic():
         action.save(force_insert=True)
-        Transition.objects.create(
-            action=action,
-            from_state="",
-            to_state=State.PROPOSED,
-            at=action.created_at,
-            actor=action.actor,
-            reason=reason,
-        )
+        at = action.created_at
+        _write_down(action, "", State.PROPOSED, actor=action.actor, reason=reason, at=at)
+
+
+def begin_lost(action: Action, *, reason: str) -> None:
+    """Stores an action that lost to another before it began: rejected, and both lines written."""
+    at, actor = action.created_at, action.actor
+    action.state, action.ended_at = State.REJECTED, at
+    action.outcome = {"sentence": reason}
+    with transaction.atomic():
+        action.save(force_insert=True)
+        _write_down(action, "", State.PROPOSED, actor=actor, reason=action.why, at=at)
+        _write_down(action, State.PROPOSED, State.REJECTED, actor=actor, reason=reason, at=at)
+
+
+def _write_down(
+    action: Action, before: str, to: str, *, actor: str, reason: str, at: datetime
+) -> None:
+    Transition.objects.create(
+        action=action, from_state=before, to_state=to, at=at, actor=actor, reason=reason
+    )
+    audit.record(
+        tenant=action.tenant,
+        actor=actor,
+        verb=to,
+        noun="action",
+        subject=str(action.pk),
+        detail={"what": str(action), "from": before, "reason": reason},
+        at=at,
+    )

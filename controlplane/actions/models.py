@@ -1,4 +1,4 @@
-"""Actions: a change of knobs with its undo, and every step it went through."""
+"""Actions: a change of knobs with its undo, every step it went through, and who may start one."""
 
 from __future__ import annotations
 
@@ -42,10 +42,23 @@ NEXT: dict[str, frozenset[str]] = {
 }
 IN_FLIGHT = frozenset(NEXT)
 ENDED = frozenset(State.values) - IN_FLIGHT
+# In flight and no longer only a proposal: it has the engine to itself.
+UNDER_WAY = IN_FLIGHT - {State.PROPOSED}
+
+
+class Priority(models.IntegerChoices):
+    """Who goes first on an engine. An undo under way ranks as ROLLBACK, whosever it is."""
+
+    TUNING = 10, _("tuning")
+    REPAIR = 20, _("repair")
+    SAFETY = 30, _("safety")
+    ROLLBACK = 40, _("rollback")
+    PERSON = 50, _("person")
 
 
 class Verdict(models.TextChoices):
     BETTER = "better", _("better")
+    NO_WORSE = "no_worse", _("no worse")
     WORSE = "worse", _("worse")
     INCONCLUSIVE = "inconclusive", _("inconclusive")
     INFEASIBLE = "infeasible", _("infeasible")
@@ -53,10 +66,15 @@ class Verdict(models.TextChoices):
 
 
 class Action(models.Model):
-    """A change of knobs on one engine. All columns but state, version and outcome are fixed.
+    """A change of knobs on one engine. What it is to do is fixed; state and outcome move.
 
     `changes` maps knob → {"from", "to"}; `outcome` holds the verification's counts:
-    {"before": {"good", "total"}, "after": {…}, "p_value", "looks", "sentence"}.
+    {"before": {"good", "total"}, "after": {…}, "p_value", "looks", "sentence"}, and `withdrawn`
+    ("person", "superseded", "frozen") when it was ended before it was judged. `predicted` is what
+    was expected of it: {"sentence", "wanted", "covered", "bad_share_max", "facts"}.
+
+    `trial` false: kept without being judged, at a person's word. `supersedes` had the engine and is
+    undone first; `undoes` was kept and is taken back by this one.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -68,9 +86,18 @@ class Action(models.Model):
     cause = models.SlugField(max_length=60, blank=True)
     why = models.TextField(blank=True)
     changes = models.JSONField(default=dict)
+    predicted = models.JSONField(default=dict, blank=True)
+    priority = models.PositiveSmallIntegerField(choices=Priority.choices, default=Priority.REPAIR)
+    trial = models.BooleanField(default=True)
+    supersedes = models.ForeignKey(
+        "self", on_delete=models.SET_NULL, null=True, blank=True, related_name="superseded_by"
+    )
+    undoes = models.ForeignKey(
+        "self", on_delete=models.SET_NULL, null=True, blank=True, related_name="undone_by"
+    )
     expected_config_version = models.BigIntegerField()
     idempotency_key = models.CharField(max_length=64, unique=True)
-    actor = models.CharField(max_length=100, default="autopilot")
+    actor = models.CharField(max_length=200, default="autopilot")
     ttl_s = models.FloatField(default=90)
     deadline = models.DateTimeField()
     state = models.CharField(max_length=16, choices=State.choices, default=State.PROPOSED)
@@ -87,14 +114,27 @@ class Action(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["engine"],
-                condition=models.Q(state__in=sorted(IN_FLIGHT)),
+                condition=models.Q(state__in=sorted(UNDER_WAY)),
                 name="one_action_in_flight_per_engine",
-            )
+            ),
+            # One may wait for a person, or for the undo of what it supersedes; never a queue.
+            models.UniqueConstraint(
+                fields=["engine"],
+                condition=models.Q(state=State.PROPOSED),
+                name="one_proposal_per_engine",
+            ),
         ]
 
     def __str__(self) -> str:
         steps = ", ".join(f"{k} {c['from']} → {c['to']}" for k, c in self.changes.items())
         return f"{steps} on {self.engine}"
+
+    @property
+    def rank(self) -> int:
+        """Its priority against others that want the same engine."""
+        if self.state == State.ROLLING_BACK:
+            return Priority.ROLLBACK
+        return self.priority
 
 
 class Transition(models.Model):
@@ -104,7 +144,7 @@ class Transition(models.Model):
     from_state = models.CharField(max_length=16, blank=True)
     to_state = models.CharField(max_length=16, choices=State.choices)
     at = models.DateTimeField()
-    actor = models.CharField(max_length=100)
+    actor = models.CharField(max_length=200)
     reason = models.TextField(blank=True)
 
     class Meta:
@@ -112,3 +152,65 @@ class Transition(models.Model):
 
     def __str__(self) -> str:
         return f"{self.from_state or '∅'} → {self.to_state}"
+
+
+class Mode(models.TextChoices):
+    """What the autopilot may do by itself, from least to most."""
+
+    OBSERVE = "observe", _("observe: explain and tell, propose nothing")
+    PROPOSE = "propose", _("propose: write down what it would change, for a person to take up")
+    APPROVE = "approve", _("approve: ask a person in the message, and act on a yes")
+    AUTO = "auto", _("auto: act, prove it, undo what is not proved")
+
+
+class Policy(models.Model):
+    """What may be done to one scope: a tenant (both names empty), a service, or an engine.
+
+    Empty columns say "as the wider scope has it"; actions.policy puts them together. `bounds` maps
+    knob → {"minimum", "maximum"} or {"choices"}; `quiet_hours` is {"from", "until", "days",
+    "time_zone"}. `frozen_at` without `freeze_until`: frozen until somebody lifts it.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="policies")
+    service = models.CharField(max_length=100, blank=True)
+    engine = models.CharField(max_length=100, blank=True)
+    mode = models.CharField(max_length=10, choices=Mode.choices, blank=True)
+    cool_down_harmful_s = models.PositiveIntegerField(null=True, blank=True)
+    cool_down_unproven_s = models.PositiveIntegerField(null=True, blank=True)
+    bounds = models.JSONField(default=dict, blank=True)
+    steps_max = models.PositiveSmallIntegerField(null=True, blank=True)
+    barrier = models.BooleanField(null=True, blank=True)
+    failures_per_hour_max = models.PositiveSmallIntegerField(null=True, blank=True)
+    quiet_hours = models.JSONField(null=True, blank=True)
+    frozen_at = models.DateTimeField(null=True, blank=True)
+    freeze_until = models.DateTimeField(null=True, blank=True)
+    freeze_reason = models.CharField(max_length=200, blank=True)
+    frozen_by = models.CharField(max_length=200, blank=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["service", "engine"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "service", "engine"], name="one_policy_per_scope"
+            )
+        ]
+
+    def __str__(self) -> str:
+        if self.engine:
+            return f"engine {self.engine}"
+        return f"service {self.service}" if self.service else "the tenant"
+
+
+class LinkUse(models.Model):
+    """A link of a chat message that was used; its digest is here once, so it works once."""
+
+    digest = models.CharField(max_length=64, unique=True)
+    action = models.ForeignKey(Action, on_delete=models.CASCADE, related_name="link_uses")
+    verb = models.CharField(max_length=10)
+    actor = models.CharField(max_length=200)
+    at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.action_id} by {self.actor}"

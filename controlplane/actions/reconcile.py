@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 
 from controlplane.actions import verify
+from controlplane.actions.grant import value_refusal
+from controlplane.actions.knob import knobs
 from controlplane.actions.ledger import note, transition
-from controlplane.actions.models import Action, State, Verdict
+from controlplane.actions.models import NEXT, UNDER_WAY, Action, Priority, State, Verdict
+from controlplane.actions.policy import rules_of, waits_for_person
 from controlplane.actions.trial import judge
 from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Command
@@ -37,9 +39,13 @@ AUTOPILOT = "autopilot"
 AGENT = "agent"
 ANSWER_WITHIN = timedelta(seconds=15)  # after the deadline, for a result that is on its way
 SILENCE_MAX = timedelta(minutes=10)  # of an agent that is asked to commit or to revert
-FAILURES_MAX = 3
-FAILURES_WITHIN = timedelta(hours=1)
-FAILED_STATES = (State.FAILED, State.ROLLED_BACK, State.ROLLBACK_FAILED)
+TTL_TIMES_MAX = 2  # of TRIMTAB_ACTION_TTL_S, where a queue has to drain before anything is seen
+DISPATCH_WITHIN = timedelta(seconds=30)
+KEPT = (verify.Verdict.BETTER, verify.Verdict.NO_WORSE)
+
+
+class CannotUndo(Exception):
+    """The action is past the point where it could be withdrawn; says why."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Facts:
 
     action: Action
     commands: dict[str, Command]
-    reader: Reader
+    reader: Reader | None
     now: datetime
 
     def word(self, kind: CommandKind) -> str:
@@ -92,32 +98,77 @@ def reconcile(action: Action, *, reader: Reader, now: datetime) -> bool:
     return moved
 
 
-def autopilot_refuses(action: Action, now: datetime) -> str:
-    """Why the action waits for a person; "" when it does not."""
-    if not settings.TRIMTAB_AUTOPILOT:
-        return "TRIMTAB_AUTOPILOT is 0: observing only"
-    failures = Action.objects.filter(
-        engine=action.engine, state__in=FAILED_STATES, ended_at__gte=now - FAILURES_WITHIN
-    ).count()
-    if failures >= FAILURES_MAX:
-        return f"{failures} actions on this engine failed or were undone within an hour"
-    return ""
+def withdraw(action: Action, why: str, *, by: str, actor: str, now: datetime) -> bool:
+    """Ends an action before it was judged: rejected, or undone from wherever it has come to.
+
+    `by`: "person", "superseded" or "frozen". False when someone else moved it meanwhile. Raises
+    CannotUndo when its confirmation is on its way, or it is being undone or has ended already.
+    """
+    facts = Facts(action, dict(commands_of(action.pk)), None, now)
+    outcome = action.outcome | {"sentence": why, "withdrawn": by}
+    if action.state in (State.PROPOSED, State.APPROVED):
+        return facts.move(State.REJECTED, why, actor, outcome=outcome)
+    if State.ROLLING_BACK not in NEXT.get(action.state, ()):
+        raise CannotUndo(f"{action} is {action.get_state_display()}")
+    if CommandKind.COMMIT in facts.commands:
+        raise CannotUndo(f"{action} was just confirmed; it can be taken back once it is kept")
+    return _revert(facts, why, actor, verdict=Verdict.INCONCLUSIVE, outcome=outcome)
 
 
 def _proposed(facts: Facts) -> bool:
     """A proposal that waits for a person stands as long as it makes sense."""
-    if autopilot_refuses(facts.action, facts.now):
-        overtaken = _overtaken(facts.action)
+    action, now = facts.action, facts.now
+    if frozen := _frozen(action, now):
+        return facts.end(State.REJECTED, frozen)
+    by_person = action.priority == Priority.PERSON
+    waits = not by_person and waits_for_person(action, rules_of(action.engine), now)
+    if by_person or (action.supersedes_id and not waits):
+        return _proposed_instead(facts)
+    if waits:
+        overtaken = overtaken_by(action)
         return bool(overtaken) and facts.end(State.REJECTED, overtaken)
-    if facts.now > facts.action.deadline:
+    if now > action.deadline:
         return facts.end(State.EXPIRED, "it was not approved in time")
-    return facts.move(State.APPROVED, "within its bounds; autopilot is on")
+    if _under_way(action):
+        return False
+    return facts.move(State.APPROVED, "within its bounds; the policy is auto")
 
 
-def _overtaken(action: Action) -> str:
+def _proposed_instead(facts: Facts) -> bool:
+    """Goes once the engine is free and runs again what the change was meant to start from."""
+    action, now = facts.action, facts.now
+    former, engine = _under_way(action), action.engine
+    engine.refresh_from_db()
+    ready = former is None and engine.config_version is not None
+    if ready and all(engine.values.get(k) == c["from"] for k, c in action.changes.items()):
+        return facts.move(
+            State.APPROVED,
+            "the engine is free for it",
+            expected_config_version=engine.config_version,
+            deadline=now + DISPATCH_WITHIN,
+        )
+    if now <= action.deadline:
+        return False
+    why = f"{former} was still being undone" if former else "the engine runs other values than then"
+    return facts.end(State.EXPIRED, why)
+
+
+def _under_way(action: Action) -> Action | None:
+    others = Action.objects.filter(engine=action.engine_id, state__in=UNDER_WAY)
+    return others.exclude(pk=action.pk).first()
+
+
+def _frozen(action: Action, now: datetime) -> str:
+    """Why the action must not go on; a person's way back to what was is always open."""
+    going_back = action.undoes_id is not None and action.priority == Priority.PERSON
+    return "" if going_back else rules_of(action.engine).frozen(now)
+
+
+def overtaken_by(action: Action) -> str:
     """What has made a standing proposal pointless; empty when nothing has."""
     incident = action.incident
-    if incident is None or incident.state == Incident.State.CLOSED:
+    over = incident is None or incident.state == Incident.State.CLOSED
+    if over and action.undoes_id is None:
         return "the incident is over without it"
     return _changed_meanwhile(action)
 
@@ -133,12 +184,25 @@ def _changed_meanwhile(action: Action) -> str:
     )
 
 
+def out_of_bounds(action: Action) -> str:
+    """Why the policy of now forbids the values; "" when not. A way back is always open."""
+    if action.undoes_id is not None:
+        return ""
+    engine, rules = action.engine, rules_of(action.engine)
+    refusals = (
+        value_refusal(knobs().get(slug), slug, change["to"], engine, rules)
+        for slug, change in action.changes.items()
+    )
+    return next(filter(None, refusals), "")
+
+
 def _approved(facts: Facts) -> bool:
     action = facts.action
     if facts.now > action.deadline:
         return facts.end(State.EXPIRED, "the engine could not be reached in time")
-    if changed := _changed_meanwhile(action):
-        return facts.end(State.REJECTED, changed)
+    overtaken = _changed_meanwhile(action) or _frozen(action, facts.now) or out_of_bounds(action)
+    if overtaken:
+        return facts.end(State.REJECTED, overtaken)
     if engine_state(action.engine, facts.now) != "ok":
         return False
     with transaction.atomic():
@@ -184,6 +248,8 @@ def _dispatched(facts: Facts) -> bool:
 
 
 def _applied(facts: Facts) -> bool:
+    if not facts.action.trial:
+        return facts.move(State.VERIFYING, "kept without a trial, as asked")
     return facts.move(State.VERIFYING, "waiting for two control windows after the change")
 
 
@@ -197,7 +263,8 @@ def _verifying(facts: Facts) -> bool:
     if CommandKind.COMMIT not in facts.commands:
         return _look(facts)
     if commit == CommandState.COMMITTED:
-        return facts.move(State.VERIFIED, "better, and confirmed by the agent", AGENT)
+        word = action.get_verdict_display() or "as asked"
+        return facts.move(State.VERIFIED, f"{word}, and confirmed by the agent", AGENT)
     if commit in (CommandState.REJECTED, CommandState.FAILED):
         why = f"the agent did not confirm it: {facts.reason(CommandKind.COMMIT)}"
         return _revert(facts, why, verdict=Verdict.EXPIRED)
@@ -209,21 +276,33 @@ def _verifying(facts: Facts) -> bool:
 
 
 def _look(facts: Facts) -> bool:
-    """Judges the trial; better is committed, anything else undone. True when it moved."""
+    """Judges the trial; better is committed, anything else undone. True when it moved.
+
+    A change with no incident behind it, a person's or the end of shedding, has nothing to mend: no
+    worse is enough to keep it.
+    """
     action = facts.action
+    if frozen := _frozen(action, facts.now):
+        return withdraw(action, frozen, by="frozen", actor=AUTOPILOT, now=facts.now)
+    if not action.trial:
+        return _keep(facts, "", {"sentence": "as asked, without being judged"})
+    assert facts.reader is not None
     result = judge(action, reader=facts.reader, now=facts.now)
     if result.verdict is None:
         return False
-    if result.verdict is not verify.Verdict.BETTER:
+    if result.verdict not in KEPT:
         return _revert(
             facts, result.sentence, verdict=Verdict(result.verdict), outcome=result.outcome
         )
-    assert action.applied_at is not None
+    return _keep(facts, Verdict(result.verdict), result.outcome)
+
+
+def _keep(facts: Facts, verdict: str, outcome: dict[str, Any]) -> bool:
+    """Asks the agent to confirm. The state stays: it is verified when the agent has."""
     with transaction.atomic():
-        if not note(action, verdict=Verdict.BETTER, outcome=result.outcome):
-            return False
-        _end_trial(facts, CommandKind.COMMIT)
-    return False  # the state stays: it is verified when the agent has confirmed
+        if note(facts.action, verdict=verdict, outcome=outcome):
+            _end_trial(facts, CommandKind.COMMIT)
+    return False
 
 
 def _rolling_back(facts: Facts) -> bool:
@@ -246,12 +325,12 @@ def _rolling_back(facts: Facts) -> bool:
     return False
 
 
-def _revert(facts: Facts, why: str, **columns: Any) -> bool:
+def _revert(facts: Facts, why: str, actor: str = AUTOPILOT, **columns: Any) -> bool:
     """Asks the agent to undo, in the same transaction as the state that says so."""
     columns.setdefault("verdict", Verdict.EXPIRED)
     columns.setdefault("outcome", facts.action.outcome | {"sentence": why})
     with transaction.atomic():
-        if not facts.move(State.ROLLING_BACK, why, **columns):
+        if not facts.move(State.ROLLING_BACK, why, actor, **columns):
             return False
         _end_trial(facts, CommandKind.REVERT)
     return True

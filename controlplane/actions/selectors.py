@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from uuid import UUID
 
 from django.db.models import Max, QuerySet
 from django.utils.translation import gettext as _
@@ -18,21 +19,33 @@ RECENT_MAX = 500
 
 def actions_of(incident: Incident) -> list[Action]:
     """The incident's actions, oldest first, with their transitions."""
-    return list(_actions(incident.tenant).filter(incident=incident).order_by("created_at", "id"))
+    return list(actions_all(incident.tenant).filter(incident=incident).order_by("created_at", "id"))
 
 
 def action_in_flight(engine: Engine) -> Action | None:
-    return Action.objects.filter(engine=engine, state__in=IN_FLIGHT).first()
+    """The one that ranks highest: what runs, or a person's that waits for its undo."""
+    rows = Action.objects.filter(engine=engine, state__in=IN_FLIGHT).select_related("engine")
+    return max(rows, key=lambda action: action.rank, default=None)
+
+
+def action_get(tenant: Tenant, action_id: UUID | str) -> Action:
+    """Raises Action.DoesNotExist; another tenant's action does not exist."""
+    return actions_all(tenant).get(pk=action_id)
 
 
 def actions_in_flight(tenant: Tenant) -> list[Action]:
     """Oldest first."""
-    return list(_actions(tenant).filter(state__in=IN_FLIGHT).order_by("created_at", "id"))
+    return list(actions_all(tenant).filter(state__in=IN_FLIGHT).order_by("created_at", "id"))
 
 
 def actions_recent(tenant: Tenant, limit: int = 50) -> list[Action]:
     """Newest first; at most RECENT_MAX."""
-    return list(_actions(tenant)[: min(limit, RECENT_MAX)])
+    return list(actions_all(tenant)[: min(limit, RECENT_MAX)])
+
+
+def acting(incident: Incident) -> bool:
+    """Whether an action of the incident has not come to its end yet."""
+    return Action.objects.filter(incident=incident, ended_at=None).exists()
 
 
 def acted_at(incident: Incident) -> datetime | None:
@@ -71,6 +84,7 @@ OUTCOME_WORDS: dict[str, str] = {
 }
 
 
-def _actions(tenant: Tenant) -> QuerySet[Action]:
+def actions_all(tenant: Tenant) -> QuerySet[Action]:
+    """Newest first, each with its engine and its transitions; for the caller to narrow and page."""
     rows = Action.objects.filter(tenant=tenant).select_related("engine", "incident", "tenant")
     return rows.prefetch_related("transitions")

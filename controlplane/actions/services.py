@@ -1,7 +1,7 @@
 """Proposes actions and drives them from facts: what agents answered and what readings say.
 
-Start here, then reconcile.py (one step per state). Both are idempotent: whatever statement a kill
-fell between, the next pass finds it out from the rows.
+Start here, then reconcile.py (one step per state) and orders.py (what persons do). All are
+idempotent: whatever statement a kill fell between, the next pass finds it out from the rows.
 """
 
 from __future__ import annotations
@@ -9,34 +9,35 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import IntegrityError
+from django.db import IntegrityError, transaction
 
 from controlplane.accounts.models import Tenant
-from controlplane.actions.knob import Knob, knobs
-from controlplane.actions.ledger import begin, transition
-from controlplane.actions.models import IN_FLIGHT, Action, State
-from controlplane.actions.reconcile import reconcile
+from controlplane.actions.conflict import Conflict, make_way, trials_full, values_after
+from controlplane.actions.grant import Granted, choose
+from controlplane.actions.knob import knobs
+from controlplane.actions.ledger import begin
+from controlplane.actions.models import UNDER_WAY, Action, Mode, Priority
+from controlplane.actions.policy import Rules, node_stop, rules_of, waits_for_person
+from controlplane.actions.reconcile import DISPATCH_WITHIN, TTL_TIMES_MAX, reconcile
+from controlplane.actions.release import release_due
 from controlplane.actions.selectors import action_in_flight, actions_in_flight
 from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.services import diagnosis_note
 from controlplane.fleet.models import Engine
-from controlplane.fleet.selectors import engine_state, engines_of
+from controlplane.fleet.selectors import engine_state
 from slo.models import Reading
 from tracing.types import Reader, Signal
 
-__all__ = ["action_propose", "actions_reconcile", "transition"]
+__all__ = ["action_propose", "actions_reconcile"]
 
 log = logging.getLogger(__name__)
 
-COOL_DOWN = timedelta(minutes=10)
-DISPATCH_WITHIN = timedelta(seconds=30)
-TRIAL_SHARE_MAX = 0.2  # of a service's engines, at least one (LOOP 3.4, invariant 5)
 READING_WINDOWS_MAX = 4  # a reading older than this many windows is no ground to act on
 
 
@@ -48,33 +49,17 @@ def action_propose(
     The reason is written to the diagnosis (`no_action`), so that the page says why nothing is
     done. The same diagnosis gives the same action, however often it is asked.
     """
-    refusal = _refusal(incident, diagnosis, engine, now)
-    if refusal is not None:
-        diagnosis_note(diagnosis=diagnosis, no_action=refusal)
+    action = _proposal(incident, diagnosis, engine, now)
+    if isinstance(action, str):
+        diagnosis_note(diagnosis=diagnosis, no_action=action)
         return None
-    assert engine is not None
-    assert engine.config_version is not None
-    choice = _choose(diagnosis, engine, now)
-    if isinstance(choice, str):
-        diagnosis_note(diagnosis=diagnosis, no_action=choice)
-        return None
-    knob, target, why = choice
-    changes = {knob.slug: {"from": engine.values[knob.slug], "to": target}}
-    action = Action(
-        tenant_id=incident.tenant_id,
-        engine=engine,
-        incident=incident,
-        cause=diagnosis.cause,
-        why=why,
-        changes=changes,
-        expected_config_version=engine.config_version,
-        idempotency_key=_key(engine, changes, diagnosis),
-        ttl_s=_ttl_s(diagnosis),
-        deadline=now + DISPATCH_WITHIN,
-        created_at=now,
-    )
     try:
-        begin(action, reason=why)
+        with transaction.atomic():
+            make_way(action, now=now)
+            begin(action, reason=action.why)
+    except Conflict as conflict:
+        diagnosis_note(diagnosis=diagnosis, no_action=str(conflict))
+        return None
     except IntegrityError:
         # Either this very action exists already, or another one won the engine meanwhile.
         return Action.objects.filter(idempotency_key=action.idempotency_key).first()
@@ -83,8 +68,11 @@ def action_propose(
 
 
 def actions_reconcile(*, tenant: Tenant, reader: Reader, now: datetime) -> list[Action]:
-    """Drives every action in flight as far as the facts carry it; returns those that moved."""
-    moved = []
+    """Drives every action in flight as far as the facts carry it; returns those that moved.
+
+    Proposes first what nobody else would ask for: to serve again what was shed.
+    """
+    moved = release_due(tenant=tenant, now=now)
     for action in actions_in_flight(tenant):
         try:
             if reconcile(action, reader=reader, now=now):
@@ -94,10 +82,43 @@ def actions_reconcile(*, tenant: Tenant, reader: Reader, now: datetime) -> list[
     return moved
 
 
+def _proposal(
+    incident: Incident, diagnosis: Diagnosis, engine: Engine | None, now: datetime
+) -> Action | str:
+    """The action to propose, not stored yet, or why there is none."""
+    refusal = _refusal(incident, diagnosis, engine, now)
+    if refusal is not None:
+        return refusal
+    assert engine is not None
+    assert engine.config_version is not None
+    rules = rules_of(engine)
+    if forbidden := _forbidden(engine, rules, now):
+        return forbidden
+    busy = action_in_flight(engine)
+    sheds = any(k.sheds for wish in diagnosis.remedy if (k := knobs().get(wish["knob"])))
+    if busy is not None and busy.rank >= (Priority.SAFETY if sheds else Priority.REPAIR):
+        return str(Conflict(busy))
+    # While another repair is tried only shedding may come between; other wishes are for later.
+    only_shedding = busy is not None and busy.rank >= Priority.REPAIR
+    if full := trials_full(engine, now, but=busy):
+        return full
+    granted = choose(diagnosis, engine, rules, now, shedding=only_shedding)
+    if isinstance(granted, str):
+        return granted
+    if busy is not None and values_after(engine)[granted.knob.slug] == granted.value:
+        return f"{Conflict(busy)}; undoing it is all that is wished for"
+    action = _action(incident, diagnosis, engine, granted, now)
+    waits = waits_for_person(action, rules, now)
+    if busy is not None and busy.state in UNDER_WAY and waits:
+        # What a person has to decide must not take a running trial's place by itself.
+        return f"{Conflict(busy)}; {waits}"
+    return action
+
+
 def _refusal(
     incident: Incident, diagnosis: Diagnosis, engine: Engine | None, now: datetime
 ) -> str | None:
-    """Why nothing may be done now, whatever the wish; None when something may."""
+    """Why nothing may be done now, whatever the wish and the policy; None when something may."""
     if diagnosis.cause == UNKNOWN:
         return "the cause is not known, so nothing is changed"
     if not diagnosis.remedy:
@@ -109,25 +130,13 @@ def _refusal(
         return f"engine {engine.name} is {state}: nothing is changed on a guess"
     if incident.good_windows or not _reading_is_fresh(incident, now):
         return "the newest windows are not bad, or nothing was measured: nothing is changed"
-    busy = action_in_flight(engine)
-    if busy is not None:
-        return f"another action is in flight on {engine.name}: {busy}"
-    return _trials_full(engine, now)
+    return None
 
 
-def _trials_full(engine: Engine, now: datetime) -> str | None:
-    """Why no further engine of the service may be in trial; only engines that serve are peers."""
-    peers = [e for e in engines_of(engine.tenant, engine.service) if engine_state(e, now) == "ok"]
-    trials = (
-        Action.objects.filter(
-            tenant=engine.tenant_id, engine__service=engine.service, state__in=IN_FLIGHT
-        )
-        .exclude(state=State.PROPOSED, deadline__lt=now)  # it only stands, for a person to take
-        .count()
-    )
-    if trials < max(1, int(TRIAL_SHARE_MAX * len(peers))):
-        return None
-    return f"engines of {engine.service} in trial already: {trials} of {len(peers)}"
+def _forbidden(engine: Engine, rules: Rules, now: datetime) -> str:
+    if rules.mode == Mode.OBSERVE:
+        return f"{rules.origin['mode']} says observe: nothing is proposed"
+    return rules.frozen(now) or node_stop(engine)
 
 
 def _reading_is_fresh(incident: Incident, now: datetime) -> bool:
@@ -146,62 +155,37 @@ def _reading_is_fresh(incident: Incident, now: datetime) -> bool:
     return now - newest.window_end <= timedelta(seconds=READING_WINDOWS_MAX * newest.window_s)
 
 
-def _choose(diagnosis: Diagnosis, engine: Engine, now: datetime) -> tuple[Knob, int, str] | str:
-    """The first wish that can be granted, or why none can."""
-    reasons = []
-    recent = list(Action.objects.filter(engine=engine, ended_at__gte=now - COOL_DOWN))
-    for wish in diagnosis.remedy:
-        knob = knobs().get(wish["knob"])
-        granted = _grant(knob, wish, engine, recent) if knob else f"no knob {wish['knob']!r}"
-        if isinstance(granted, str):
-            reasons.append(granted)
-            continue
-        assert knob is not None
-        return knob, granted, wish["why"]
-    return "; ".join(reasons)
-
-
-def _grant(
-    knob: Knob, wish: Mapping[str, Any], engine: Engine, recent: Sequence[Action]
-) -> int | str:
-    """The value to set, or why the wish is refused."""
-    current, reported = engine.values.get(knob.slug), engine.knobs.get(knob.slug)
-    if not isinstance(current, int | float) or reported is None:
-        return f"{engine.name} has no {knob.slug}"
-    if reported.get("apply_class", knob.apply_class) != "hot":
-        return f"{knob.slug} cannot be changed while {engine.name} serves"
-    low, high = knob.bounds(reported)
-    up = wish["to"] > current
-    if wish.get("limit") is not None:
-        low, high = (low, min(high, wish["limit"])) if up else (max(low, wish["limit"]), high)
-    target = knob.step(current, wish["to"], bounds=(low, high))
-    if target is None:
-        way = "above" if up else "below"
-        return f"{knob.slug} is {current}, and there is no step {way} it within {low:g} to {high:g}"
-    for action in recent:
-        change = action.changes.get(knob.slug)
-        if change is None:
-            continue
-        same_way = (change["to"] > change["from"]) == up
-        if same_way and action.state in (State.ROLLED_BACK, State.ROLLBACK_FAILED, State.FAILED):
-            return f"{knob.slug} was just tried this way and not kept; waiting {_minutes()} min"
-        if not same_way and action.state == State.VERIFIED:
-            return f"{knob.slug} was just moved the other way; not turned back for {_minutes()} min"
-    return target
+def _action(
+    incident: Incident, diagnosis: Diagnosis, engine: Engine, granted: Granted, now: datetime
+) -> Action:
+    slug = granted.knob.slug
+    changes = {slug: {"from": values_after(engine)[slug], "to": granted.value}}
+    assert engine.config_version is not None
+    return Action(
+        tenant_id=incident.tenant_id,
+        engine=engine,
+        incident=incident,
+        cause=diagnosis.cause,
+        why=granted.why,
+        changes=changes,
+        predicted=granted.predicted,
+        priority=Priority.SAFETY if granted.knob.sheds else Priority.REPAIR,
+        expected_config_version=engine.config_version,
+        idempotency_key=_key(engine, changes, diagnosis),
+        ttl_s=_ttl_s(diagnosis),
+        deadline=now + DISPATCH_WITHIN,
+        created_at=now,
+    )
 
 
 def _ttl_s(diagnosis: Diagnosis) -> float:
     """The default, and the time the queue of now takes to drain: until then nothing is to be seen.
 
-    At most twice the default.
+    At most TTL_TIMES_MAX times the default.
     """
     drain_s = float(diagnosis.facts.get("drain_s") or 0.0)
     default_s = settings.TRIMTAB_ACTION_TTL_S
-    return float(default_s + min(max(0.0, drain_s), default_s))
-
-
-def _minutes() -> int:
-    return int(COOL_DOWN.total_seconds() // 60)
+    return float(min(default_s + max(0.0, drain_s), TTL_TIMES_MAX * default_s))
 
 
 def _key(engine: Engine, changes: Mapping[str, Any], diagnosis: Diagnosis) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from django.conf import settings
 
 from controlplane.actions import verify
-from controlplane.actions.models import Action
+from controlplane.actions.models import Action, Priority
 from slo.budget import Counts
 from slo.judging import settle_s
 from slo.models import Objective, Reading
@@ -47,7 +47,8 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
     """The verdict on a running trial at `now`.
 
     One control window after the change is skipped. The last look is taken while a revert of ours
-    can still come before the agent's own; without any reading by then it is inconclusive.
+    can still come before the agent's own; without any reading by then it is inconclusive. A
+    change that has no incident to mend is judged by whether it broke an objective.
     """
     incident = action.incident
     assert action.applied_at is not None
@@ -58,21 +59,17 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
     )
     margin_s = min(settings.TRIMTAB_SCRAPE_S + ANSWER_S, action.ttl_s / 4)
     end = action.applied_at + timedelta(seconds=action.ttl_s - margin_s)
-    if incident is None:
+    if incident is None and action.priority != Priority.PERSON and action.undoes_id is None:
         return Judged(verify.Verdict.INCONCLUSIVE, "its incident is gone", {})
     queue = _queue(action, reader, now)
-    before, after = _samples(action, incident.objective, reader, queue.gone_at)
-    guards = [
-        verify.Guard(
-            other.name,
-            other.target,
-            other.fast_burn,
-            *_samples(action, other, reader, queue.gone_at),
+    if incident is None:
+        result = verify.unharmed(
+            _guards(action, reader, queue.gone_at), looks=looks, last=now >= end
         )
-        for other in Objective.objects.filter(
-            tenant=action.tenant_id, service=incident.objective.service, enabled=True
-        ).exclude(pk=incident.objective_id)
-    ]
+        outcome = {"p_value": None, "looks": result.look, "sentence": result.sentence}
+        return Judged(result.verdict, result.sentence, outcome)
+    before, after = _samples(action, incident.objective, reader, queue.gone_at)
+    guards = _guards(action, reader, queue.gone_at, but=incident.objective)
     result = verify.verdict(
         before,
         after,
@@ -98,21 +95,46 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
     )
 
 
+def _guards(
+    action: Action, reader: Reader, gone_at: datetime, *, but: Objective | None = None
+) -> list[verify.Guard]:
+    """The objectives of the action's service, but the one the verdict is about."""
+    objectives = Objective.objects.filter(
+        tenant=action.tenant_id, service=action.engine.service, enabled=True
+    )
+    if but is not None:
+        objectives = objectives.exclude(pk=but.pk)
+    return [
+        verify.Guard(
+            other.name, other.target, other.fast_burn, *_samples(action, other, reader, gone_at)
+        )
+        for other in objectives
+    ]
+
+
 def _samples(
     action: Action, objective: Objective, reader: Reader, gone_at: datetime
 ) -> tuple[verify.Sample, verify.Sample]:
     """The engine's control windows before the change, and those of the trial from `gone_at` on."""
     assert action.applied_at is not None
-    assert action.incident is not None
     rows = Reading.objects.filter(
         objective=objective, scope=action.engine.name, signal=Signal.OK
     ).order_by("-window_end")
-    old = rows.filter(window_end__gt=action.incident.run_since, window_end__lte=action.applied_at)
+    since = _before_since(action)
+    old = rows.filter(window_end__gt=since, window_end__lte=action.applied_at)
     new = rows.filter(window_end__gt=gone_at, window_end__lte=_over_at(action))
     return (
         _sample(list(old[:BEFORE_WINDOWS_MAX]), action, reader),
         _sample([r for r in new[:AFTER_WINDOWS_MAX] if _start(r) >= gone_at], action, reader),
     )
+
+
+def _before_since(action: Action) -> datetime:
+    assert action.applied_at is not None
+    if action.incident is not None:
+        return action.incident.run_since
+    window = timedelta(seconds=settings.TRIMTAB_CONTROL_WINDOW_S)
+    return action.applied_at - BEFORE_WINDOWS_MAX * window
 
 
 def _over_at(action: Action) -> datetime:

@@ -37,6 +37,7 @@ LOAD_SHARE_MIN = 0.75
 
 class Verdict(StrEnum):
     BETTER = "better"
+    NO_WORSE = "no_worse"
     WORSE = "worse"
     INCONCLUSIVE = "inconclusive"
 
@@ -154,6 +155,30 @@ def verdict(
         more = f"; the load changed from {before.load:.1f} to {after.load:.1f} requests per second"
     found = result(Verdict.INCONCLUSIVE, min(p_better, p_worse), more)
     return found if last else replace(found, verdict=None)
+
+
+def unharmed(promises: Sequence[Guard], *, looks: int, last: bool) -> Result:
+    """For a change that has nothing to mend: worse as soon as a promise is broken by it.
+
+    No worse (only when `last`) says that no promise with enough requests was seen to break, at the
+    same error of 5 % in all; without one of those it is inconclusive.
+    """
+    measured = [p for p in promises if p.before.enough and p.after.enough]
+    look = max((len(p.after.windows) - WINDOWS_MIN + 1 for p in measured), default=0)
+    alpha = ALPHA / looks
+    broken = next((p for p in measured if _harmed(p, alpha)), None)
+    if broken is not None:
+        shares = _shares(broken.before, broken.after)
+        p_worse = p_fell(broken.after, broken.before)
+        told = f"“{broken.name}” got worse: {shares} (p = {p_worse:.2g})"
+        return Result(Verdict.WORSE, told, p_worse=p_worse, look=look)
+    if not last:
+        return Result(None, "no promise is broken so far", look=look)
+    if not measured:
+        told = f"no objective had {EVENTS_MIN} requests in {WINDOWS_MIN} windows on both sides"
+        return Result(Verdict.INCONCLUSIVE, told)
+    told = "; ".join(f"“{p.name}”: {_shares(p.before, p.after)}" for p in measured)
+    return Result(Verdict.NO_WORSE, f"no objective was seen to get worse: {told}", look=look)
 
 
 def p_fell(before: Sample, after: Sample) -> float:

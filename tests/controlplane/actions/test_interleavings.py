@@ -74,6 +74,7 @@ class World:
             bad_since=self.now - timedelta(seconds=60), opened_at=self.now,
         )  # fmt: skip
         self.late_requests: list[Any] = []
+        self.before_share = 0.8
         self.after_share = self.random.choice([0.02, 0.5, 0.9])
         self.silent = self.random.random() < 0.2
         self.hand = False
@@ -100,7 +101,7 @@ class World:
             self.read_until += timedelta(seconds=WINDOW_S)
             before = [value for at, value in self.history if at <= self.read_until]
             changed = bool(before) and before[-1] != 8
-            share = self.after_share if changed else 0.8
+            share = self.after_share if changed else self.before_share
             silent = self.silent and changed
             Reading.objects.create(
                 objective=self.objective, scope="engine-0", window_end=self.read_until,

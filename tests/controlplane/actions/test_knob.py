@@ -37,14 +37,23 @@ def test_bounds_are_the_narrower_of_ours_and_the_engines() -> None:
     assert CAP.step(16, 30, bounds=(1, 24)) is None
 
 
-def test_the_four_hot_knobs_are_there() -> None:
-    assert set(knobs()) == {
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_wait_ms",
-        "prefill_chunk_tokens",
+def test_the_knobs_are_there_each_in_its_class() -> None:
+    assert {slug: knob.apply_class for slug, knob in knobs().items()} == {
+        "max_num_seqs": "hot",
+        "max_num_batched_tokens": "hot",
+        "max_wait_ms": "hot",
+        "prefill_chunk_tokens": "hot",
+        "shed_below_priority": "hot",
+        "graph_capture": "barrier",
+        "kv_block_size": "barrier",
     }
     for knob in knobs().values():
         assert knob.label
-        assert knob.unit
-        assert knob.apply_class == "hot"
+        assert knob.unit or knob.choices
+    assert [slug for slug, knob in knobs().items() if knob.sheds] == ["shed_below_priority"]
+
+
+def test_block_sizes_double_and_capture_is_on_or_off() -> None:
+    assert knobs()["kv_block_size"].step(16, 64) == 64
+    assert knobs()["kv_block_size"].step(16, 128) == 64
+    assert knobs()["graph_capture"].options(("off", "on")) == ("off", "on")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from controlplane.actions.conflict import trials_full
 from controlplane.actions.models import Action, State
 from controlplane.actions.selectors import sentence
-from controlplane.actions.services import _trials_full, action_propose
+from controlplane.actions.services import action_propose
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.fleet.models import Command, Engine, Node
 from slo.models import Reading
@@ -206,7 +207,7 @@ def test_a_proposal_from_before_the_autopilot_was_switched_on_is_made_anew(
 
 def test_a_proposal_that_only_stands_is_no_trial(world: World, standing: Action) -> None:
     other = twin(world, "engine-1")
-    assert _trials_full(other, world.now) is None
+    assert not trials_full(other, world.now)
 
 
 def twin(world: World, name: str, silent_s: float = 0) -> Engine:
@@ -226,7 +227,7 @@ def test_the_dead_are_no_peers(world: World) -> None:
     live = [twin(world, f"engine-{n}") for n in range(1, 5)]
     for n in range(10):
         twin(world, f"old-{n}", silent_s=86_400)
-    assert _trials_full(live[0], world.now) == "engines of chat in trial already: 1 of 5"
+    assert trials_full(live[0], world.now) == "engines of chat in trial already: 1 of 5"
 
 
 def test_windows_that_come_late_are_ground_to_act_on(world: World) -> None:

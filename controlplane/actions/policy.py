@@ -1,0 +1,183 @@
+"""What may be done to an engine, and when: the policies of its scopes, put together.
+
+Column by column the narrowest scope that says something wins: engine, service, tenant, then the
+defaults below. Two things are not up to the narrower scope: a freeze of any of them holds, and
+TRIMTAB_AUTOPILOT=0 lets no scope go beyond `propose`. docs/policies.md argues the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, time, timedelta
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from django.conf import settings
+from django.utils import timezone
+
+from controlplane.accounts.models import Tenant
+from controlplane.actions.knob import STEPS_MAX, Knob
+from controlplane.actions.models import Action, Mode, Policy, State
+from controlplane.fleet.models import Engine
+
+MODES: tuple[str, ...] = (Mode.OBSERVE, Mode.PROPOSE, Mode.APPROVE, Mode.AUTO)
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+FAILURES_WITHIN = timedelta(hours=1)
+FAILED_STATES = (State.FAILED, State.ROLLED_BACK, State.ROLLBACK_FAILED)
+# Ended for a reason that says nothing about the change itself.
+NO_FAULT = ("superseded", "frozen")
+COLUMNS = (
+    "mode",
+    "cool_down_harmful_s",
+    "cool_down_unproven_s",
+    "steps_max",
+    "barrier",
+    "failures_per_hour_max",
+    "quiet_hours",
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The policy in force for one engine. `origin` names the scope each column came from."""
+
+    mode: str = Mode.AUTO
+    cool_down_harmful_s: float = 600
+    cool_down_unproven_s: float = 180
+    steps_max: int = STEPS_MAX
+    barrier: bool = True
+    failures_per_hour_max: int = 3
+    quiet_hours: Mapping[str, Any] | None = None
+    bounds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    freezes: tuple[Policy, ...] = ()
+    origin: Mapping[str, str] = field(default_factory=dict)
+
+    def frozen(self, now: datetime) -> str:
+        """Why nothing may be changed now, whoever asks; "" when it may."""
+        return next((words for f in self.freezes if (words := freeze_words(f, now))), "")
+
+    def quiet(self, now: datetime) -> str:
+        """Until when the autopilot keeps its hands off; "" outside quiet hours."""
+        if not self.quiet_hours:
+            return ""
+        zone = ZoneInfo(self.quiet_hours["time_zone"])
+        here = now.astimezone(zone)
+        begin, end = (time.fromisoformat(self.quiet_hours[k]) for k in ("from", "until"))
+        days = self.quiet_hours.get("days") or DAYS
+        for began in (here.date(), here.date() - timedelta(days=1)):
+            last = began if begin < end else began + timedelta(days=1)
+            start = datetime.combine(began, begin, zone)
+            if DAYS[began.weekday()] in days and start <= here < datetime.combine(last, end, zone):
+                return f"quiet hours until {end:%H:%M} {zone.key}"
+        return ""
+
+    def knob_bounds(self, knob: Knob, reported: Mapping[str, Any]) -> tuple[float, float]:
+        """The narrowest of the knob's, the engine's and the policy's."""
+        low, high = knob.bounds(reported)
+        own = self.bounds.get(knob.slug, {})
+        return max(low, own.get("minimum", low)), min(high, own.get("maximum", high))
+
+    def cool_down(self, ended: Action) -> timedelta:
+        """How long the same change is not tried again after this one came to nothing.
+
+        A change that did harm, failed, or was stopped by a person is a worse sign than one whose
+        effect could not be seen in time.
+        """
+        unproven = ended.state == State.ROLLED_BACK and ended.verdict != "worse"
+        if unproven and ended.outcome.get("withdrawn") != "person":
+            return timedelta(seconds=self.cool_down_unproven_s)
+        return timedelta(seconds=self.cool_down_harmful_s)
+
+
+def rules_of(engine: Engine) -> Rules:
+    """One query."""
+    return rules_of_each([engine])[engine.pk]
+
+
+def rules_of_each(engines: Sequence[Engine]) -> dict[UUID, Rules]:
+    """By the engine's id; one query for all, which belong to one tenant."""
+    rows = Policy.objects.filter(tenant__in={engine.tenant_id for engine in engines})
+    widest_first = sorted(rows, key=lambda row: (bool(row.engine), bool(row.service)))
+    return {
+        engine.pk: _put_together([row for row in widest_first if _concerns(row, engine)])
+        for engine in engines
+    }
+
+
+def _concerns(policy: Policy, engine: Engine) -> bool:
+    scope = (policy.service, policy.engine)
+    return scope in (("", ""), (engine.service, ""), ("", engine.name))
+
+
+def freezes_of(tenant: Tenant, now: datetime) -> list[Policy]:
+    """The tenant's policies with a freeze in force, widest scope first."""
+    rows = Policy.objects.filter(tenant=tenant).exclude(frozen_at=None)
+    return [row for row in rows.order_by("engine", "service") if freeze_words(row, now)]
+
+
+def _put_together(widest_first: list[Policy]) -> Rules:
+    chosen: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    bounds: dict[str, Mapping[str, Any]] = {}
+    for row in widest_first:
+        for column in COLUMNS:
+            value = getattr(row, column)
+            if value is not None and value != "":
+                chosen[column], origin[column] = value, str(row)
+        for knob, bound in row.bounds.items():
+            bounds[knob], origin[f"bounds.{knob}"] = bound, str(row)
+    freezes = tuple(row for row in widest_first if row.frozen_at is not None)
+    rules = Rules(**chosen, bounds=bounds, freezes=freezes, origin=origin)
+    if settings.TRIMTAB_AUTOPILOT or MODES.index(rules.mode) <= MODES.index(Mode.PROPOSE):
+        return rules
+    origin["mode"] = "TRIMTAB_AUTOPILOT=0"
+    return Rules(**(chosen | {"mode": Mode.PROPOSE}), bounds=bounds, freezes=freezes, origin=origin)
+
+
+def freeze_words(policy: Policy, now: datetime) -> str:
+    """ "" when the policy's freeze is not, or no longer, in force."""
+    if policy.frozen_at is None or (policy.freeze_until and now >= policy.freeze_until):
+        return ""
+    until = "until it is lifted"
+    if policy.freeze_until:
+        until = f"until {timezone.localtime(policy.freeze_until):%Y-%m-%d %H:%M %Z}"
+    return f"{policy} is frozen {until}, by {policy.frozen_by}: {policy.freeze_reason}"
+
+
+def node_stop(engine: Engine) -> str:
+    """Why the engine's node lets nothing be changed; "" when it does."""
+    if not engine.node.kill_switch:
+        return ""
+    return f"the kill switch of node {engine.node.name} is on: its stop file exists"
+
+
+def waits_for_person(action: Action, rules: Rules, now: datetime) -> str:
+    """Why the autopilot may not start this action by itself; "" when it may."""
+    if rules.mode != Mode.AUTO:
+        origin = rules.origin.get("mode", "the default")
+        return f"{origin} says {rules.mode}: a person decides"
+    if quiet := rules.quiet(now):
+        return f"{quiet}: a person decides"
+    if not rules.barrier and (held := _barrier_knobs(action)):
+        return f"{', '.join(held)} holds up the engine while it is swapped: a person decides"
+    failures = sum(
+        1
+        for outcome in Action.objects.filter(
+            engine=action.engine_id,
+            state__in=FAILED_STATES,
+            ended_at__gte=now - FAILURES_WITHIN,
+        ).values_list("outcome", flat=True)
+        if outcome.get("withdrawn") not in NO_FAULT
+    )
+    if failures >= rules.failures_per_hour_max:
+        return f"{failures} actions on this engine failed or were undone within an hour"
+    return ""
+
+
+def _barrier_knobs(action: Action) -> list[str]:
+    reported = action.engine.knobs
+    return [
+        slug for slug in action.changes if reported.get(slug, {}).get("apply_class") == "barrier"
+    ]
