@@ -1,177 +1,224 @@
-"""Tells people: one message per channel and incident, through an outbox that survives a kill.
+"""Writes of the alerts room: channels, their test, and silences; each told to the audit log.
 
-`incident_tell` writes rows; `deliver_due` sends them. A row is leased by moving its next try, in
-one conditional UPDATE, before it is sent: of two senders one gets it, and one that is killed while
-sending leaves a row that comes due again. So a message arrives at least once, and its delivery id
-tells a receiver that it has seen it.
+What is said of an incident is decided in telling.py and sent by outbox.py. `by` is the person or
+token that asks, as the audit log names them.
 """
 
 from __future__ import annotations
 
-import logging
-import random
-import threading
-import time
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+import unicodedata
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
 
-from django.conf import settings
-from django.db.models import F
+from django.db import transaction
+from django.utils.translation import gettext as _
 
-from controlplane.alerts.channel import SEND_WITHIN_S, SendError, channels
-from controlplane.alerts.models import Channel, Delivery
-from controlplane.diagnosis.models import Incident
+from controlplane.accounts import audit
+from controlplane.accounts.models import Tenant
+from controlplane.alerts.channel import ChannelError, channels
+from controlplane.alerts.message import compose_test
+from controlplane.alerts.models import Channel, Delivery, Severity, Silence
+from controlplane.alerts.outbox import LEASE, deliver_once
+from controlplane.alerts.secrecy import masked
+from controlplane.alerts.selectors import scopes_known, silences_active
 
-log = logging.getLogger(__name__)
-
-ATTEMPTS_MAX = 10
-BATCH_MAX = 50
-# Above twice what a send may take, so that no row comes due while it is being sent.
-LEASE = timedelta(seconds=3 * SEND_WITHIN_S)
-BACKOFF_BASE_S = 2.0
-BACKOFF_CAP_S = 600.0
-RETRY_AFTER_MAX_S = 3600.0
-ERROR_CHARS_MAX = 300
-
-_one_sender_at_a_time = threading.Lock()
+CHANNELS_PER_TENANT_MAX = 50
+SILENCES_PER_TENANT_MAX = 200
+SILENCE_MAX = timedelta(days=30)
+SCOPES_SHOWN_MAX = 20
+REMIND_MINUTES_MAX = 7 * 24 * 60
+NAME_CHARS_MAX, URL_CHARS_MAX, SECRET_CHARS_MAX, REASON_CHARS_MAX = 100, 1_000, 200, 300
+FIELDS = ("name", "kind", "url", "secret", "severity_min", "remind_minutes", "enabled")
 
 
-def incident_tell(
-    *,
-    incident: Incident,
-    title: str,
-    text: str,
-    now: datetime,
-    engine: str = "",
-    cause: str = "",
-    action: str = "",
-) -> list[Delivery]:
-    """Puts the incident's message into the outbox, once per enabled channel; returns new rows.
+def channel_create(
+    *, tenant: Tenant, spec: Mapping[str, Any], by: str, now: datetime
+) -> tuple[Channel, str]:
+    """The channel of `spec` (name and url, the other FIELDS if wanted) and the secret made for it.
 
-    Asking again writes nothing: what was said first stays said.
+    A secret is made where the kind signs with one of ours and none is given; this is the one time
+    it is told, "" if none was made. Raises ChannelError naming the field and what is allowed.
     """
-    told = Delivery.objects.filter(incident=incident).values("channel_id")
-    waiting = Channel.objects.filter(tenant=incident.tenant_id, enabled=True).exclude(id__in=told)
-    made = []
-    for channel in waiting:
-        delivery, new = Delivery.objects.get_or_create(
-            channel=channel,
-            incident=incident,
-            defaults={
-                "tenant_id": incident.tenant_id,
-                "message": {
-                    "event": "incident.opened",
-                    "title": title,
-                    "text": text,
-                    "incident_url": f"{settings.TRIMTAB_PUBLIC_URL}/incidents/{incident.pk}/",
-                    "trace_url": _trace_url(incident),
-                    "objective": incident.objective.name,
-                    "engine": engine,
-                    "cause": cause,
-                    "action": action,
-                    "at": now.astimezone(UTC).isoformat(),
-                },
-                "next_try_at": now,
-                "created_at": now,
-            },
-        )
-        if new:
-            made.append(delivery)
-    return made
+    kind = channels().get(str(spec.get("kind", "webhook")))
+    made = kind.secret_new() if kind is not None and "secret" not in spec else ""
+    channel = Channel(tenant=tenant, **_cleaned({"secret": made, **spec}, Channel()))
+    with transaction.atomic():
+        Tenant.objects.select_for_update().get(pk=tenant.pk)
+        own = Channel.objects.filter(tenant=tenant)
+        if own.count() >= CHANNELS_PER_TENANT_MAX:
+            raise _error("name", channel.name, _("%d channels") % CHANNELS_PER_TENANT_MAX)
+        _name_check(channel)
+        channel.save()
+        _note(channel, "created", by, now, **_facts(channel))
+    return channel, made
 
 
-def deliver_due(now: datetime, elapsed_s: Callable[[], float] = time.monotonic) -> int:
-    """Sends what is due, oldest first, at most BATCH_MAX; returns how many were taken.
+def channel_update(*, channel: Channel, spec: Mapping[str, Any], by: str, now: datetime) -> Channel:
+    """Changes the given fields, all but the kind; raises ChannelError.
 
-    Does nothing while another call of this process sends: slow receivers hold one thread, not all.
-    Later rows are leased later than `now`, by what `elapsed_s` has moved on.
+    What is still to be sent goes to the new address; switched off, it is not sent at all.
     """
-    if not _one_sender_at_a_time.acquire(blocking=False):
-        return 0
-    try:
-        began = elapsed_s()
-
-        def clock() -> datetime:
-            return now + timedelta(seconds=elapsed_s() - began)
-
-        due = Delivery.objects.filter(state=Delivery.State.PENDING, next_try_at__lte=now)
-        rows = due.select_related("channel").order_by("next_try_at")[:BATCH_MAX]
-        return sum(_deliver(row, clock) for row in rows if _lease(row, clock()))
-    finally:
-        _one_sender_at_a_time.release()
-
-
-def backoff_s(attempts: int, retry_after_s: float | None) -> float:
-    """Seconds until the next try: what the receiver asked for, else exponential with jitter.
-
-    Half fixed, half random, so that many rows for one receiver do not come back together.
-    """
-    if retry_after_s is not None:
-        return min(retry_after_s, RETRY_AFTER_MAX_S)
-    wait = min(BACKOFF_CAP_S, BACKOFF_BASE_S * 2.0 ** max(0, attempts - 1))
-    return wait / 2 + random.uniform(0, wait / 2)
-
-
-def _lease(delivery: Delivery, now: datetime) -> bool:
-    rows = Delivery.objects.filter(
-        pk=delivery.pk, state=Delivery.State.PENDING, next_try_at=delivery.next_try_at
-    )
-    taken = rows.update(next_try_at=now + LEASE, attempts=F("attempts") + 1) == 1
-    delivery.attempts += taken
-    return taken
-
-
-def _deliver(delivery: Delivery, clock: Callable[[], datetime]) -> bool:
-    """Sends one leased row and writes down what came of it; whether it was taken."""
-    try:
-        kind = channels().get(delivery.channel.kind)
-        if kind is None:
-            known = ", ".join(sorted(channels()))
-            raise SendError(
-                f"no channel of kind {delivery.channel.kind!r}; known: {known}", permanent=True
+    if spec.get("kind", channel.kind) != channel.kind:
+        raise _error("kind", spec["kind"], _("%s, as it is; make another") % channel.kind)
+    for name, value in _cleaned(spec, channel).items():
+        setattr(channel, name, value)
+    with transaction.atomic():
+        Tenant.objects.select_for_update().get(pk=channel.tenant_id)
+        _name_check(channel)
+        channel.save()
+        if not channel.enabled:
+            channel.deliveries.filter(state=Delivery.State.PENDING).update(
+                state=Delivery.State.FAILED, last_error="the channel was switched off"
             )
-        sent = kind.send(
-            url=delivery.channel.url, message=delivery.message, delivery_id=str(delivery.pk)
-        )
-    except SendError as error:
-        _failed(delivery, error, clock())
-        return False
-    except Exception as error:  # a channel's own mistake must not stop the others
-        log.exception("delivery %s: channel %s broke", delivery.pk, delivery.channel)
-        _failed(delivery, SendError(f"{type(error).__name__}: {error}", permanent=False), clock())
-        return False
-    delivery.state, delivery.sent_at = Delivery.State.SENT, clock()
-    delivery.last_status, delivery.last_error = sent.status, ""
-    _save(delivery)
-    log.info("delivery %s: taken by %s", delivery.pk, delivery.channel)
-    return True
+        renewed = [key for key in ("url", "secret") if key in spec]
+        _note(channel, "changed", by, now, **_facts(channel), renewed=renewed)
+    return channel
 
 
-def _failed(delivery: Delivery, error: SendError, now: datetime) -> None:
-    delivery.last_status, delivery.last_error = error.status, error.message[:ERROR_CHARS_MAX]
-    if error.permanent or delivery.attempts >= ATTEMPTS_MAX:
-        delivery.state = Delivery.State.FAILED
-    else:
-        wait = backoff_s(delivery.attempts, error.retry_after_s)
-        delivery.next_try_at = now + timedelta(seconds=wait)
-    _save(delivery)
-    log.warning(
-        "delivery %s to %s, try %d: %s",
-        delivery.pk,
-        delivery.channel,
-        delivery.attempts,
-        delivery.last_error,
+def channel_remove(*, channel: Channel, by: str, now: datetime) -> None:
+    """Deletes it, what was still to be sent there, and its log."""
+    with transaction.atomic():
+        _note(channel, "removed", by, now, **_facts(channel))
+        channel.delete()
+
+
+def channel_test(*, channel: Channel, by: str, now: datetime) -> Delivery:
+    """Sends a test at once, once; the row says what came of it. Takes up to SEND_WITHIN_S."""
+    delivery = Delivery.objects.create(
+        tenant_id=channel.tenant_id,
+        channel=channel,
+        event=Delivery.Event.TEST,
+        message=compose_test(channel, by=by, now=now),
+        attempts=1,
+        next_try_at=now + LEASE,
+        created_at=now,
     )
+    deliver_once(delivery, now)
+    _note(channel, "tested", by, now, state=delivery.state)
+    return delivery
 
 
-def _save(delivery: Delivery) -> None:
-    fields = ["state", "sent_at", "last_status", "last_error"]
-    if delivery.state == Delivery.State.PENDING:
-        fields.append("next_try_at")
-    delivery.save(update_fields=fields)
+def silence_create(*, tenant: Tenant, spec: Mapping[str, Any], by: str, now: datetime) -> Silence:
+    """Keeps quiet about `spec`'s service, objective (slug) and engine until `until`.
+
+    At least one of the three is wanted, each of something there is, a `reason`, and an end within
+    30 days. Raises ChannelError.
+    """
+    scope = ("service", "objective", "engine")
+    _known(spec, (*scope, "reason", "until"))
+    until = spec.get("until")
+    if not isinstance(until, datetime) or not now < until <= now + SILENCE_MAX:
+        raise _error("until", str(until), _("a time within %d days from now") % SILENCE_MAX.days)
+    silence = Silence(
+        tenant=tenant,
+        by=by,
+        created_at=now,
+        until=until,
+        reason=_text(spec, "reason", REASON_CHARS_MAX),
+        **{name: _text(spec, name, NAME_CHARS_MAX) for name in scope if spec.get(name)},
+    )
+    if not any(getattr(silence, name) for name in scope):
+        words = _("at least one of %s; to hear of nothing, switch the channel off")
+        raise ChannelError("service", words % ", ".join(scope))
+    for name, known in scopes_known(tenant).items():
+        if getattr(silence, name) and getattr(silence, name) not in known:
+            shown = ", ".join(sorted(known)[:SCOPES_SHOWN_MAX]) or _("none yet")
+            raise _error(name, getattr(silence, name), shown)
+    with transaction.atomic():
+        Tenant.objects.select_for_update().get(pk=tenant.pk)
+        if silences_active(tenant.pk, now).count() >= SILENCES_PER_TENANT_MAX:
+            raise _error("service", silence.service, _("%d silences") % SILENCES_PER_TENANT_MAX)
+        silence.save()
+        detail = {name: getattr(silence, name) for name in (*scope, "reason", "until")}
+        _note(silence, "created", by, now, **detail)
+    return silence
 
 
-def _trace_url(incident: Incident) -> str:
-    if not incident.example_trace_id:
-        return ""
-    return f"{settings.TRIMTAB_PUBLIC_URL}/traces/{incident.example_trace_id}/"
+def silence_end(*, silence: Silence, by: str, now: datetime) -> Silence:
+    """Ends it now. What still burns is told at the next pass. Again: changes nothing."""
+    live = Silence.objects.filter(pk=silence.pk, ended_at=None, until__gt=now)
+    with transaction.atomic():
+        if live.update(ended_at=now):
+            _note(silence, "ended", by, now)
+    silence.refresh_from_db()
+    return silence
+
+
+def _note(thing: Channel | Silence, verb: str, by: str, now: datetime, **detail: Any) -> None:
+    audit.record(
+        tenant=thing.tenant, actor=by, verb=verb, noun=type(thing).__name__.lower(),
+        subject=str(thing), detail=detail, at=now,
+    )  # fmt: skip
+
+
+def _facts(channel: Channel) -> dict[str, Any]:
+    shown = ("kind", "severity_min", "remind_minutes", "enabled")
+    return {name: getattr(channel, name) for name in shown} | {"url": masked(channel.url)}
+
+
+def _name_check(channel: Channel) -> None:
+    others = Channel.objects.filter(tenant=channel.tenant_id).exclude(pk=channel.pk)
+    if taken := others.filter(name=channel.name).first():
+        words = _("name=%(name)r is taken, for %(url)s; remove it first")
+        raise ChannelError("name", words % {"name": taken.name, "url": masked(taken.url)})
+
+
+def _cleaned(spec: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
+    """The given fields, and `channel`'s where a check needs them."""
+    _known(spec, FIELDS)
+    kind = spec.get("kind", channel.kind)
+    if not isinstance(kind, str) or kind not in channels():
+        raise _error("kind", kind, ", ".join(channels()))
+    clean: dict[str, Any] = {"kind": kind}
+    if "name" in spec or not channel.name:
+        clean["name"] = _text(spec, "name", NAME_CHARS_MAX)
+    given = {**spec, "url": spec.get("url", channel.url)}
+    url = _text(given, "url", URL_CHARS_MAX, shown=False)
+    secret = spec.get("secret", channel.secret)
+    if not isinstance(secret, str) or len(secret) > SECRET_CHARS_MAX:
+        raise ChannelError("secret", _("a text of at most %d characters") % SECRET_CHARS_MAX)
+    channels()[kind].check(url=url, secret=secret)
+    clean |= {"url": url, "secret": secret}
+    if "severity_min" in spec:
+        if spec["severity_min"] not in Severity.values:
+            raise _error("severity_min", spec["severity_min"], ", ".join(Severity.values))
+        clean["severity_min"] = spec["severity_min"]
+    if "remind_minutes" in spec:
+        clean["remind_minutes"] = _minutes(spec["remind_minutes"])
+    if "enabled" in spec:
+        if not isinstance(spec["enabled"], bool):
+            raise _error("enabled", spec["enabled"], "true, false")
+        clean["enabled"] = spec["enabled"]
+    return clean
+
+
+def _minutes(value: object) -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 0 <= value <= REMIND_MINUTES_MAX:  # type: ignore[operator]
+        allowed = _("0 (say it once) to %d") % REMIND_MINUTES_MAX
+        raise _error("remind_minutes", value, allowed)
+    return value  # type: ignore[return-value]
+
+
+def _known(spec: Mapping[str, Any], fields: tuple[str, ...]) -> None:
+    for key in spec:
+        if key not in fields:
+            raise ChannelError(key, _("no such field, only %s") % ", ".join(fields))
+
+
+def _text(spec: Mapping[str, Any], key: str, chars_max: int, *, shown: bool = True) -> str:
+    value = spec.get(key)
+    if isinstance(value, str) and 0 < len(value.strip()) <= chars_max:
+        text = value.strip()
+        if not any(unicodedata.category(c) in ("Cc", "Cs") for c in text):
+            return text
+    allowed = _("a text of 1 to %d characters, no control characters") % chars_max
+    if not shown:
+        raise ChannelError(key, allowed)
+    raise _error(key, value, allowed)
+
+
+def _error(param: str, value: object, allowed: str) -> ChannelError:
+    words = _("%(param)s=%(value)r: allowed: %(allowed)s")
+    return ChannelError(param, words % {"param": param, "value": value, "allowed": allowed})

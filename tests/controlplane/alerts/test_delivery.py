@@ -3,108 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from controlplane.accounts.models import Tenant
-from controlplane.alerts import services
+from controlplane.alerts import outbox, post
 from controlplane.alerts.channel import SendError, Sent
 from controlplane.alerts.channels import webhook
 from controlplane.alerts.models import Channel, Delivery
-from controlplane.alerts.services import incident_tell
+from controlplane.alerts.telling import incident_tell
 from controlplane.diagnosis.models import Incident
-from slo.models import Objective
+from controlplane.diagnosis.selectors import Story
+from tests.controlplane.alerts.receiver import NOW, Receiver
 
 pytestmark = pytest.mark.django_db
-NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-class Receiver(ThreadingHTTPServer):
-    """`answers` are (status, headers, body, delay in seconds), the last one for ever."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers: list[tuple[int, dict[str, str], str, float]] = [(200, {}, "ok", 0)]
-        self.got: list[tuple[str, dict[str, str], Any]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}/hook"
-
-    def answer(self, status: int, body: str = "", delay_s: float = 0, **headers: str) -> None:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.answers.insert(-1, (status, named, body, delay_s))
-
-    def always(self, status: int, body: str = "", delay_s: float = 0, **headers: str) -> None:
-        self.answer(status, body, delay_s, **headers)
-        del self.answers[-1]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.got.append((self.path, dict(self.headers), json.loads(body)))
-        answers = self.server.answers
-        status, headers, text, delay_s = answers.pop(0) if len(answers) > 1 else answers[0]
-        time.sleep(delay_s)
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    server = Receiver()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-@pytest.fixture
-def incident() -> Incident:
-    tenant = Tenant.objects.create(slug="acme", name="Acme")
-    objective = Objective.objects.create(
-        tenant=tenant, slug="ttft", name="TTFT within 500 ms", service="chat",
-        indicator="latency", target=0.95,
-    )  # fmt: skip
-    return Incident.objects.create(
-        tenant=tenant, objective=objective, scope="engine-0", trigger="fast burn",
-        bad_since=NOW, opened_at=NOW, example_trace_id="ab" * 16,
-    )  # fmt: skip
+STORY = Story(
+    what="TTFT is bad", because="TTFT p99 is 1.24 s because …", cause_label="running cap too small"
+)
 
 
 def tell(incident: Incident, now: datetime = NOW) -> list[Delivery]:
     return incident_tell(
-        incident=incident, title="TTFT is bad", text="TTFT p99 is 1.24 s because …", now=now,
-        engine="engine-0", cause="running cap too small", action="raises it",
-    )  # fmt: skip
+        incident=incident, story=STORY, doing="raises it", engine="engine-0", now=now
+    )
 
 
 def deliver_due(now: datetime) -> int:
     """In a time that stands still while it is sent."""
-    return services.deliver_due(now, lambda: 0.0)
+    return outbox.deliver_due(now, lambda: 0.0)
 
 
 def channel(incident: Incident, url: str, name: str = "chat", **more: Any) -> Channel:
@@ -137,14 +70,22 @@ def test_the_message_has_the_story_and_its_links(incident: Incident, receiver: R
     assert headers["Content-Type"].startswith("application/json")
     assert message == {
         "event": "incident.opened",
+        "severity": "page",
         "title": "TTFT is bad",
-        "text": "TTFT p99 is 1.24 s because …",
+        "what": "TTFT is bad.",
+        "text": "TTFT is bad. TTFT p99 is 1.24 s because … Raises it.",
+        "incident": str(incident.pk),
         "incident_url": f"http://127.0.0.1:8000/incidents/{incident.pk}/",
         "trace_url": f"http://127.0.0.1:8000/traces/{'ab' * 16}/",
+        "members": [],
         "objective": "TTFT within 500 ms",
+        "service": "chat",
         "engine": "engine-0",
         "cause": "running cap too small",
         "action": "raises it",
+        "actions": {},
+        "bad_since": "2026-03-01T12:00:00+00:00",
+        "lasted_s": 0,
         "at": "2026-03-01T12:00:00+00:00",
     }
     delivery.refresh_from_db()
@@ -209,7 +150,7 @@ def test_a_redirect_is_not_followed(incident: Incident, receiver: Receiver) -> N
 def test_a_silent_receiver_is_tried_again(
     incident: Incident, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(post, "TIMEOUT_S", 0.1)
     delivery = told(incident, receiver)
     receiver.answer(200, delay_s=0.4)
     deliver_due(NOW)
@@ -222,7 +163,7 @@ def test_an_answer_that_drips_is_no_answer(
     incident: Incident, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each read is quick, the whole is not."""
-    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(post, "TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_drip, args=(server,), daemon=True).start()
         channel(incident, f"http://127.0.0.1:{server.getsockname()[1]}/")
@@ -257,19 +198,19 @@ def test_rows_sent_late_are_leased_late_and_one_call_sends_at_a_time(
             posts.append(delivery_id)
             seconds += 4.9
             at = NOW + timedelta(seconds=seconds)
-            assert services.deliver_due(at) == 0, "another beat, another thread"
+            assert outbox.deliver_due(at) == 0, "another beat, another thread"
             row = Delivery.objects.get(pk=delivery_id)
             assert not row.next_try_at <= at, "another process would take it"
             return Sent(200)
 
-    monkeypatch.setattr(services, "channels", lambda: {"webhook": Slow()})
-    assert services.deliver_due(NOW, lambda: seconds) == 12
+    monkeypatch.setattr(outbox, "channels", lambda: {"webhook": Slow()})
+    assert outbox.deliver_due(NOW, lambda: seconds) == 12
     assert len(set(posts)) == len(posts) == 12
 
 
 @pytest.mark.parametrize("header", ["²", "soon", "-1", "Mon, 01 Jan 99999 00:00:00 GMT"])
 def test_a_strange_retry_after_is_no_retry_after(header: str) -> None:
-    assert webhook.retry_after_s(header) is None
+    assert post.retry_after_s(header) is None
 
 
 def test_a_receiver_that_is_not_there_gives_up_after_ten_tries(incident: Incident) -> None:
@@ -290,14 +231,14 @@ def test_a_receiver_that_is_not_there_gives_up_after_ten_tries(incident: Inciden
 def test_two_senders_at_once_send_it_once(incident: Incident, receiver: Receiver) -> None:
     delivery = told(incident, receiver)
     mine, other = (Delivery.objects.get(pk=delivery.pk) for _ in range(2))
-    assert services._lease(mine, NOW)
-    assert not services._lease(other, NOW)
+    assert outbox._lease(mine, NOW)
+    assert not outbox._lease(other, NOW)
     assert deliver_due(NOW) == 0, "leased by a sender that may be at it right now"
 
 
 def test_what_a_killed_sender_held_comes_due_again(incident: Incident, receiver: Receiver) -> None:
     delivery = told(incident, receiver)
-    assert services._lease(Delivery.objects.get(pk=delivery.pk), NOW)
+    assert outbox._lease(Delivery.objects.get(pk=delivery.pk), NOW)
     assert deliver_due(NOW + timedelta(seconds=29)) == 0
     assert deliver_due(NOW + timedelta(seconds=31)) == 1
 
@@ -308,24 +249,29 @@ def test_an_unknown_kind_of_channel_says_which_there_are(incident: Incident) -> 
     deliver_due(NOW)
     delivery.refresh_from_db()
     assert delivery.state == Delivery.State.FAILED
-    assert delivery.last_error == "no channel of kind 'pigeon'; known: webhook"
+    assert (
+        delivery.last_error
+        == "no channel of kind 'pigeon'; known: dingtalk, feishu, slack, teams, webhook, wecom"
+    )
 
 
 def test_waiting_doubles_with_jitter_and_has_a_limit() -> None:
     for attempts in range(1, 11):
         whole = min(600, 2 * 2 ** (attempts - 1))
-        assert whole / 2 <= services.backoff_s(attempts, None) <= whole
-    assert services.backoff_s(1, 86_400) == 3600
+        assert whole / 2 <= outbox.backoff_s(attempts, None) <= whole
+    assert outbox.backoff_s(1, 86_400) == 3600
 
 
 def test_a_message_too_large_is_refused(receiver: Receiver) -> None:
     with pytest.raises(SendError, match="allowed: 65536") as caught:
-        webhook.CHANNEL.send(url=receiver.url, message={"text": "x" * 70_000}, delivery_id="1")
+        webhook.CHANNEL.send(
+            url=receiver.url, secret="", message={"text": "x" * 70_000}, delivery_id="1"
+        )
     assert caught.value.permanent
     assert not receiver.got
 
 
 def test_a_wrong_address_is_permanent() -> None:
     with pytest.raises(SendError) as caught:
-        webhook.CHANNEL.send(url="ftp://example.org/", message={}, delivery_id="1")
+        webhook.CHANNEL.send(url="ftp://example.org/", secret="", message={}, delivery_id="1")
     assert caught.value.permanent

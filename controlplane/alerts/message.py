@@ -1,0 +1,151 @@
+"""The words of a message: pure, from an incident's story to what a receiver is sent.
+
+docs/alerts.md describes every member of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeAlias
+
+from django.conf import settings
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from controlplane.alerts.models import Channel, Delivery, Severity
+from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.selectors import Story
+from slo.burn import PAIRS
+
+MEMBERS_TOLD_MAX = 5
+Event: TypeAlias = Delivery.Event
+
+
+def severity_of(incident: Incident) -> Severity:
+    """That of the burn pair which opened it (SRE workbook); the fast burn rule pages."""
+    name = incident.trigger.removeprefix("burn ")
+    return Severity(next((pair.severity for pair in PAIRS if pair.name == name), Severity.PAGE))
+
+
+def compose(
+    event: Event,
+    *,
+    incident: Incident,
+    members: Sequence[Incident],
+    story: Story,
+    doing: str,
+    engine: str,
+    links: Mapping[str, str],
+    now: datetime,
+) -> dict[str, Any]:
+    """The message of `event` about the first incident of a group, the others in `members`."""
+    over_at = max((i.closed_at for i in (incident, *members) if i.closed_at), default=None)
+    until = over_at if event == Event.RESOLVED and over_at else now
+    lasted = until - incident.bad_since
+    parts = [story.what, story.because, doing]
+    if event == Event.RESOLVED and not doing:
+        parts.append(_("It ended without a change of ours"))
+    if members:
+        parts.append(_with_it(members))
+    return {
+        "event": f"incident.{event.value}",
+        "severity": severity_of(incident).value,
+        "title": _title(event, incident, story.what, lasted),
+        "text": sentences(*parts),
+        "what": sentences(story.what),
+        "incident": str(incident.pk),
+        "incident_url": _url(f"incidents/{incident.pk}/"),
+        "trace_url": _trace_url(incident),
+        "members": [
+            {
+                "incident": str(member.pk),
+                "objective": member.objective.name,
+                "engine": member.scope,
+                "incident_url": _url(f"incidents/{member.pk}/"),
+            }
+            for member in members
+        ],
+        "objective": incident.objective.name,
+        "service": incident.objective.service,
+        "engine": engine,
+        "cause": story.cause_label,
+        "action": doing,
+        "actions": dict(links),
+        "bad_since": incident.bad_since.astimezone(UTC).isoformat(),
+        "lasted_s": round(lasted.total_seconds()),
+        "at": now.astimezone(UTC).isoformat(),
+    }
+
+
+def compose_test(channel: Channel, *, by: str, now: datetime) -> dict[str, Any]:
+    """What a channel is sent to see whether it works."""
+    words = _("%(by)s wanted to see whether “%(name)s” works. It does, and nothing is wrong.")
+    return {
+        "event": "channel.test",
+        "severity": Severity.TICKET.value,
+        "title": _("A test from Trimtab"),
+        "text": words % {"by": by, "name": channel.name},
+        "what": "",
+        "incident_url": _url(""),
+        "trace_url": "",
+        "actions": {},
+        "at": now.astimezone(UTC).isoformat(),
+    }
+
+
+def sentences(*parts: str) -> str:
+    """Joined, each with a capital letter and a full stop; empty parts are left out."""
+    whole = [part[0].upper() + part[1:] for part in parts if part]
+    return " ".join(part if part.endswith((".", "…", "。")) else f"{part}." for part in whole)
+
+
+def duration(lasted: timedelta) -> str:
+    """In words, one unit below an hour and two above."""
+    seconds = max(0, round(lasted.total_seconds()))
+    if seconds < 90:
+        return ngettext("%d second", "%d seconds", seconds) % seconds
+    minutes = round(seconds / 60)
+    if minutes < 90:
+        return ngettext("%d minute", "%d minutes", minutes) % minutes
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return _("%(hours)d h %(minutes)d min") % {"hours": hours, "minutes": minutes}
+    days, hours = divmod(hours, 24)
+    return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours}
+
+
+def _title(event: Event, incident: Incident, what: str, lasted: timedelta) -> str:
+    where = incident.scope or incident.objective.service
+    facts = {
+        "title": what,
+        "lasted": duration(lasted),
+        "what": _("“%(objective)s” on %(where)s")
+        % {"objective": incident.objective.name, "where": where},
+    }
+    if event == Event.RESOLVED and incident.lapsed:
+        return _("Closed, its end unseen, after %(lasted)s: %(what)s") % facts
+    if event == Event.RESOLVED:
+        return _("Over after %(lasted)s: %(what)s") % facts
+    if event == Event.REMINDED:
+        return _("Still burning after %(lasted)s: %(title)s") % facts
+    if event == Event.ASKED:
+        return _("Approval wanted: %(title)s") % facts
+    return _("Burning again: %(title)s") % facts if incident.reopened else what
+
+
+def _with_it(members: Sequence[Incident]) -> str:
+    named = [f"“{m.objective.name}” on {m.scope or m.objective.service}" for m in members]
+    more = len(named) - MEMBERS_TOLD_MAX
+    listed = ", ".join(named[:MEMBERS_TOLD_MAX])
+    if more > 0:
+        listed += ngettext(" and %d more", " and %d more", more) % more
+    return _("With it: %s") % listed
+
+
+def _url(path: str) -> str:
+    return f"{settings.TRIMTAB_PUBLIC_URL}/{path}"
+
+
+def _trace_url(incident: Incident) -> str:
+    return _url(f"traces/{incident.example_trace_id}/") if incident.example_trace_id else ""
