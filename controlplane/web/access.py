@@ -10,9 +10,11 @@ from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.functional import Promise
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Tenant
 from controlplane.web.charts import MINUTES_DEFAULT, RANGES
@@ -26,6 +28,8 @@ class TenantRequest(HttpRequest):
     """A request of a signed-in member; everything a page reads belongs to `tenant`."""
 
     tenant: Tenant
+    may_write: bool
+    may_own: bool
 
 
 def page(
@@ -50,6 +54,60 @@ def page(
     return cast(Callable[Concatenate[HttpRequest, P], HttpResponse], decorated)
 
 
+def order(
+    view: Callable[Concatenate[TenantRequest, P], HttpResponse],
+) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
+    """Makes `view` something only a POST of a member who may write does; anyone else signs in.
+
+    Raises PermissionDenied for a viewer, and for a user who belongs to no tenant.
+    """
+    return _posted(
+        view, "may_write", gettext_lazy("Only operators and owners may change anything.")
+    )
+
+
+def owner_order(
+    view: Callable[Concatenate[TenantRequest, P], HttpResponse],
+) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
+    """As `order`, for owners alone: who may come in is theirs to say."""
+    return _posted(view, "may_own", gettext_lazy("Only owners may change tokens and members."))
+
+
+def form_page(
+    view: Callable[Concatenate[TenantRequest, P], HttpResponse],
+    ordered: Callable[[Any], Callable[Concatenate[HttpRequest, P], HttpResponse]] = order,
+) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
+    """Makes `view` a page with a form: a GET is a `page`, a POST an order of the kind `ordered`."""
+    read, write = page(view), ordered(view)
+
+    @wraps(view)
+    def either(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
+        answer = write if request.method == "POST" else read
+        return answer(request, *args, **kwargs)
+
+    return cast(Callable[Concatenate[HttpRequest, P], HttpResponse], either)
+
+
+def owner_form_page(
+    view: Callable[Concatenate[TenantRequest, P], HttpResponse],
+) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
+    """As `form_page`; only an owner's POST is taken."""
+    return form_page(view, owner_order)
+
+
+def _posted(
+    view: Callable[Concatenate[TenantRequest, P], HttpResponse], right: str, refusal: Promise
+) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
+    @wraps(view)
+    def guarded(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
+        if not getattr(request, right, False):
+            raise PermissionDenied(refusal)
+        return view(cast(TenantRequest, request), *args, **kwargs)
+
+    decorated = require_POST(never_cache(login_required(guarded)))
+    return cast(Callable[Concatenate[HttpRequest, P], HttpResponse], decorated)
+
+
 def minutes_of(request: HttpRequest, default: int = MINUTES_DEFAULT) -> int:
     """The time range in the address, `?minutes=`. Raises Http404 for one that is not offered."""
     text = request.GET.get("minutes", str(default))
@@ -59,15 +117,20 @@ def minutes_of(request: HttpRequest, default: int = MINUTES_DEFAULT) -> int:
 
 
 def send(
-    request: HttpRequest, template: str, context: Mapping[str, Any], *, parts: Collection[str] = ()
+    request: HttpRequest,
+    template: str,
+    context: Mapping[str, Any],
+    *,
+    parts: Collection[str] = (),
+    status: int = 200,
 ) -> HttpResponse:
     """The whole page, or the part of it named by `?part=`, which live pages fetch again.
 
     Raises Http404 for a part the page does not have.
     """
     part = request.GET.get("part")
-    if part is None:
-        return render(request, template, dict(context))
+    if part is None or status != 200:
+        return render(request, template, dict(context), status=status)
     if part not in parts:
         raise Http404(f"{template} has no part {part!r}, only: {', '.join(parts) or 'none'}")
     return render(request, f"{template}#{part}", dict(context))

@@ -24,6 +24,7 @@ class Cell:
     word: str
     note: str
     facts: tuple[tuple[str, Any], ...]
+    node: str = ""
 
 
 # Further off than this, telemetry lands in a neighbouring scrape: worth saying on the cell.
@@ -58,7 +59,15 @@ def _engine_cell(engine: Engine, lines: list[StoryLine], now: datetime) -> Cell:
         state=state,
         word=word,
         note=" · ".join(
-            filter(None, (engine.service, engine.model or engine.adapter, _clock(engine.node)))
+            filter(
+                None,
+                (
+                    engine.service,
+                    engine.model or engine.adapter,
+                    _clock(engine.node),
+                    _("kill switch on") if engine.node.kill_switch else "",
+                ),
+            )
         ),
         facts=(
             (_("service"), engine.service),
@@ -70,6 +79,7 @@ def _engine_cell(engine: Engine, lines: list[StoryLine], now: datetime) -> Cell:
             *facts,
             *(((_("error"), engine.error),) if engine.error else ()),
         ),
+        node=engine.node.name,
     )
 
 
@@ -101,4 +111,5 @@ def _gpu_cell(node: Node, gpu: dict[str, Any], now: datetime) -> Cell:
         word="",
         note=" · ".join(filter(None, (str(gpu.get("name", "")), _clock(node)))),
         facts=tuple((str(key), value) for key, value in sorted(gpu.items())),
+        node=node.name,
     )

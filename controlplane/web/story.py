@@ -100,7 +100,7 @@ def _doing(told: Story, action: Action | None) -> str:
 
 
 def _sentence(text: str) -> str:
-    return text if not text or text.endswith((".", "。")) else text + "."
+    return text if not text or text.endswith((".", "。")) else text + _(".")
 
 
 def _steps(
@@ -117,12 +117,14 @@ def _steps(
 
 
 def _step_told(said: Sequence[Delivery]) -> Step:
-    names = ", ".join(delivery.channel.name for delivery in said)
+    names = ", ".join(dict.fromkeys(delivery.channel.name for delivery in said))
     sent = [delivery.sent_at for delivery in said if delivery.sent_at is not None]
     if sent:
         return Step(_("told"), "done", min(sent), names)
     if any(delivery.state == Delivery.State.FAILED for delivery in said):
         return Step(_("not told"), "failed", None, names)
+    if said and all(delivery.state == Delivery.State.SILENCED for delivery in said):
+        return Step(_("silenced"), "next", None, names)
     return Step(_("tell"), "now" if said else "next", None, names)
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.catalogues import compile_all
+
 ROOT = Path(__file__).resolve().parents[2]
 SHOTS = Path(__file__).parent / "shots"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
@@ -43,6 +45,7 @@ class Site:
 
 
 def start(home: Path, *, fill: bool) -> tuple[subprocess.Popen[bytes], Site]:
+    compile_all()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -52,6 +55,7 @@ def start(home: Path, *, fill: bool) -> tuple[subprocess.Popen[bytes], Site]:
         "TRIMTAB_PUBLIC_URL": f"http://127.0.0.1:{port}",
         # A broker elsewhere: no loop runs in this server, so the seeded story stays as it is.
         "TRIMTAB_BROKER_URL": "filesystem://",
+        "TRIMTAB_OTLP_GRPC_PORT": "0",
         "TRIMTAB_LOG_LEVEL": "WARNING",
         "DJANGO_SETTINGS_MODULE": "controlplane.settings",
     }

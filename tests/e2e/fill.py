@@ -13,17 +13,23 @@ django.setup()
 
 from django.core.management import call_command  # noqa: E402
 
+from controlplane.accounts.models import Membership  # noqa: E402
 from controlplane.accounts.services import tenant_create  # noqa: E402
-from tests.controlplane.web.world import incident, judge, member, send, world  # noqa: E402
+from tests.controlplane.web.furnished import furnish  # noqa: E402
+from tests.controlplane.web.world import hand, incident, judge, member, send, world  # noqa: E402
 from tracing import wiring  # noqa: E402
 
 call_command("migrate", run_syncdb=True, verbosity=0, interactive=False)
 if "--empty" in sys.argv:
-    member(tenant_create(slug="default", name="Default"))
+    tenant = tenant_create(slug="default", name="Default")
+    member(tenant, staff=True, role=Membership.Role.OWNER)
 else:
     made = world()
-    member(made.tenant)
+    member(made.tenant, staff=True, role=Membership.Role.OWNER)
     judge(made)
     send(made)
-    print(incident(made).pk)
+    hand(made)
+    found = incident(made)
+    furnish(made)
+    print(found.pk)
     wiring.close()

@@ -12,6 +12,7 @@ from django.http import Http404, HttpResponse
 from django.utils import timezone
 
 from controlplane.actions.models import Action
+from controlplane.actions.orders import verbs_open
 from controlplane.diagnosis.models import Evidence, Incident
 from controlplane.diagnosis.selectors import incident_get, incidents_recent
 from controlplane.web.access import TenantRequest, minutes_of, page, send
@@ -55,7 +56,9 @@ def incident(request: TenantRequest, incident_id: UUID) -> HttpResponse:
         "line": line,
         "incident": found,
         "axis": _axis(line),
-        "actions": [(action, compared(action)) for action in reversed(line.actions)],
+        "actions": [
+            (action, compared(action), verbs_open(action)) for action in reversed(line.actions)
+        ],
         "charts": questions(found.objective),
         "minutes": minutes,
         "ranges": RANGES,

@@ -12,6 +12,7 @@ from django.http import HttpResponse
 from django.utils import timezone
 
 from controlplane.accounts.models import Tenant, Token
+from controlplane.actions.policy import freeze_words, freezes_of
 from controlplane.fleet.models import Engine
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, Question, questions
@@ -35,6 +36,11 @@ class Overview:
     @cached_property
     def lines(self) -> list[StoryLine]:
         return story_lines(self.tenant, self.now)
+
+    @cached_property
+    def freezes(self) -> list[str]:
+        """What is frozen now, and why."""
+        return [freeze_words(policy, self.now) for policy in freezes_of(self.tenant, self.now)]
 
     @cached_property
     def rows(self) -> list[ObjectiveRow]:
@@ -120,12 +126,17 @@ def first_run(tenant: Tenant, now: datetime) -> FirstRun | None:
     reader = query.reader(str(tenant.pk))
     spans = reader.spans(now - timedelta(hours=1), now, limit=1)
     kinds = set(Token.objects.filter(tenant=tenant, revoked_at=None).values_list("kind", flat=True))
-    host = urlsplit(settings.TRIMTAB_PUBLIC_URL)
     return FirstRun(
         tokens={Token.Kind.INGEST, Token.Kind.AGENT} <= kinds,
         agent=has_engine,
         telemetry=bool(spans),
         objective=has_objective,
-        otlp_url=f"{host.scheme}://{host.hostname}:{settings.TRIMTAB_OTLP_PORT}",
+        otlp_url=otlp_url(),
         web_url=settings.TRIMTAB_PUBLIC_URL,
     )
+
+
+def otlp_url() -> str:
+    """Where telemetry is sent, as seen from outside."""
+    host = urlsplit(settings.TRIMTAB_PUBLIC_URL)
+    return f"{host.scheme}://{host.hostname}:{settings.TRIMTAB_OTLP_PORT}"

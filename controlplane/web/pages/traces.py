@@ -1,14 +1,146 @@
-"""/traces/<id>/: where the time of one request went, in a sentence and as a waterfall."""
+"""/traces/ and /traces/<id>/: which requests there were, and where the time of one went."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
 from django.http import Http404, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
 
+from controlplane.accounts.models import Tenant
+from controlplane.fleet.selectors import engines_of
 from controlplane.web.access import TenantRequest, page, send
-from controlplane.web.waterfall import waterfall
+from controlplane.web.charts import RANGES
+from controlplane.web.filters import BadFilter
+from controlplane.web.heat import BOUNDS_S, heat, whole_windows
+from controlplane.web.pages.overview import otlp_url
+from controlplane.web.search import FILTERS, asked
+from controlplane.web.waterfall import STATUS_ERROR, waterfall
+from slo.models import Objective
 from tracing import query
+from tracing.search import REQUEST_ID
+from tracing.types import Span
 
-TRACE_ID_CHARS = 32
+ROWS = 50
+LATENCY = "gen_ai.latency."
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A part of a request's time: its kind, as the waterfall colours it, and its place; both are
+    shares of the longest request listed."""
+
+    kind: str
+    left: float
+    width: float
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """A request in the list; None where its span does not carry the fact."""
+
+    span: Span
+    ended: datetime
+    request_id: str
+    took_s: float
+    ttft_s: float | None
+    tokens_in: str | None
+    tokens_out: str | None
+    bars: tuple[Bar, ...]
+
+    @property
+    def failed(self) -> bool:
+        return self.span.status_code == STATUS_ERROR
+
+
+@page
+def traces(request: TenantRequest) -> HttpResponse:
+    """Answers 400 with the reason when a filter cannot be read; nothing is listed then."""
+    now = timezone.now()
+    raw = {key: str(text) for key, text in request.GET.items() if key != "part"}
+    context = {
+        "raw": raw,
+        "ranges": RANGES,
+        "services": services_of(request.tenant, raw.get("service", "")),
+        "now": now,
+        "otlp_url": otlp_url(),
+        "page_state": "none",
+    }
+    try:
+        wanted = asked(raw, now)
+    except BadFilter as error:
+        return render(request, "traces.html", context | {"problem": str(error)}, status=400)
+    reader = query.reader(str(request.tenant.pk))
+    search, step_s = whole_windows(wanted.search)
+    drawn = heat(search, step_s, reader.latency_heat(search, step_s=step_s, bounds_s=BOUNDS_S))
+    spans = reader.traces(wanted.search, slowest=wanted.slowest, after=wanted.after, limit=ROWS + 1)
+    context |= {
+        "asked": wanted,
+        "minutes": None if wanted.cut else wanted.minutes,
+        "heat": drawn,
+        "rows": rows_of(spans[:ROWS]),
+        "next": _place(spans[ROWS - 1], wanted.slowest) if len(spans) > ROWS else "",
+        "cleared": dict.fromkeys(FILTERS),
+        "page_state": "ok" if spans else "none",
+    }
+    return render(request, "traces.html", context)
+
+
+def services_of(tenant: Tenant, chosen: str) -> list[str]:
+    """Names to choose from: of engines and of objectives, and the chosen one."""
+    promised = Objective.objects.filter(tenant=tenant).values_list("service", flat=True)
+    names = {engine.service for engine in engines_of(tenant)} | set(promised) | {chosen}
+    return sorted(names - {""})
+
+
+def rows_of(spans: Sequence[Span]) -> list[TraceRow]:
+    longest = max((span.duration_ns for span in spans), default=0) or 1
+    return [_row(span, longest / 1e9) for span in spans]
+
+
+def _row(span: Span, longest_s: float) -> TraceRow:
+    carried = span.attributes
+    took_s = span.duration_ns / 1e9
+    return TraceRow(
+        span=span,
+        ended=datetime.fromtimestamp(span.end_ns / 1e9, UTC),
+        request_id=carried.get(REQUEST_ID, ""),
+        took_s=took_s,
+        ttft_s=_seconds(carried.get(f"{LATENCY}time_to_first_token")),
+        tokens_in=carried.get("gen_ai.usage.prompt_tokens"),
+        tokens_out=carried.get("gen_ai.usage.completion_tokens"),
+        bars=tuple(_bars(span, took_s, longest_s)),
+    )
+
+
+def _bars(span: Span, took_s: float, longest_s: float) -> list[Bar]:
+    """The whole request, over it the parts its span names: queue, then prefill, then decode."""
+    bars = [Bar("root", 0.0, took_s / longest_s)]
+    at_s = 0.0
+    for kind, name in PARTS:
+        part_s = _seconds(span.attributes.get(LATENCY + name))
+        if part_s is None:
+            continue
+        part_s = min(part_s, took_s - at_s)
+        if part_s > 0:
+            bars.append(Bar(kind, at_s / longest_s, part_s / longest_s))
+            at_s += part_s
+    return bars
+
+
+PARTS = (
+    ("queue", "time_in_queue"),
+    ("prefill", "time_in_model_prefill"),
+    ("decode", "time_in_model_decode"),
+)
+
+
+def _place(span: Span, slowest: bool) -> str:
+    return f"{span.duration_ns if slowest else span.end_ns}-{span.trace_id}"
 
 
 @page
@@ -26,7 +158,7 @@ def trace(request: TenantRequest, trace_id: str) -> HttpResponse:
         "prefill_s": drawn.parts.get("prefill"),
         "decode_s": drawn.parts.get("decode"),
         "gap_s": drawn.parts.get("gap"),
-        "ttft_s": _seconds(attributes.get("gen_ai.latency.time_to_first_token")),
+        "ttft_s": _seconds(attributes.get(f"{LATENCY}time_to_first_token")),
         "prompt_tokens": attributes.get("gen_ai.usage.prompt_tokens"),
         "completion_tokens": attributes.get("gen_ai.usage.completion_tokens"),
     }
@@ -35,6 +167,7 @@ def trace(request: TenantRequest, trace_id: str) -> HttpResponse:
 
 def _seconds(text: str | None) -> float | None:
     try:
-        return float(text) if text else None
+        seconds = float(text) if text else math.nan
     except ValueError:
         return None
+    return seconds if math.isfinite(seconds) else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 
 from django import template
 from django.utils import timezone
@@ -18,10 +19,12 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.selectors import Story
+from controlplane.web.heat import Cell as HeatCell
+from controlplane.web.knobs import KnobRow
 
 register = template.Library()
 
@@ -39,9 +42,15 @@ STATES: dict[str, tuple[str, Promise]] = {
     "no_data": ("none", gettext_lazy("no data")),
     "open": ("bad", gettext_lazy("open")),
     "closed": ("ok", gettext_lazy("closed")),
+    "observe": ("none", gettext_lazy("observe")),
+    "propose": ("none", gettext_lazy("propose")),
+    "approve": ("act", gettext_lazy("approve")),
+    "auto": ("ok", gettext_lazy("auto")),
     "pending": ("none", gettext_lazy("pending")),
     "sent": ("ok", gettext_lazy("sent")),
     "failed": ("bad", gettext_lazy("failed")),
+    "silenced": ("none", gettext_lazy("silenced")),
+    "answered": ("ok", gettext_lazy("answered")),
     "firing": ("bad", gettext_lazy("firing")),
     "near": ("warn", gettext_lazy("near")),
     "quiet": ("ok", gettext_lazy("quiet")),
@@ -54,6 +63,7 @@ STATES: dict[str, tuple[str, Promise]] = {
     "waiting": ("none", gettext_lazy("waiting")),
     "done": ("ok", gettext_lazy("done")),
     "better": ("ok", gettext_lazy("better")),
+    "no_worse": ("ok", gettext_lazy("no worse")),
     "worse": ("bad", gettext_lazy("worse")),
     "inconclusive": ("warn", gettext_lazy("inconclusive")),
     "infeasible": ("none", gettext_lazy("infeasible")),
@@ -120,15 +130,15 @@ def part(share: float | None) -> str:
 def reason(told: Story) -> SafeString:
     """What stands after “what”: the reason bold, the word *because* muted.
 
-    A reason that holds the word itself, or says that there is none, is a sentence of its own.
+    A reason that holds the word itself, or says that there is none, is a sentence of its own; it
+    is stored, so it is English whatever the page speaks.
     """
-    because = _("because")
-    lead, found, rest = told.because.partition(f" {because} ")
+    lead, found, rest = told.because.partition(" because ")
     if told.cause == UNKNOWN:
         return format_html(". {}", capfirst(told.because))
     if not found:
-        return format_html(' <span class="k">{}</span> <b>{}</b>', because, told.because)
-    word = format_html('<span class="k">{}</span>', because)
+        return format_html(' <span class="k">{}</span> <b>{}</b>', _("because"), told.because)
+    word = format_html('<span class="k">{}</span>', "because")
     return format_html(". <b>{}</b> {} <b>{}</b>", capfirst(lead), word, rest)
 
 
@@ -136,6 +146,18 @@ def reason(told: Story) -> SafeString:
 def target(share: float) -> str:
     """A target with as many digits as it was promised with: 0.999 → 99.9 %."""
     return f"{share * 100:.4f}".rstrip("0").rstrip(".") + SPACE + "%"
+
+
+@register.filter
+def money(amount: Decimal, currency: str) -> str:
+    """12 000.00 EUR, to the cent: what is owed is not rounded further."""
+    return grouped(float(amount), 2) + SPACE + currency
+
+
+@register.filter
+def of_fee(percent: float) -> str:
+    """A penalty in percent of the fee: 7.5 % of the fee."""
+    return _("%(percent)s of the fee") % {"percent": significant(percent) + SPACE + "%"}
 
 
 @register.filter
@@ -169,6 +191,18 @@ def duration(seconds: float | None) -> str:
             head = f"{whole // size}{SPACE}{unit}"
             return f"{head} {rest}{SPACE}{smaller}" if rest else head
     return f"{whole}{SPACE}{_('s')}"
+
+
+@register.filter
+def size(count: float | None) -> str:
+    """Bytes to three figures in units of 1,024: 0 B, 118 MiB, 79.6 GiB."""
+    if count is None:
+        return NOTHING
+    power = min(int(math.log(max(count, 1), 1024)), len(SIZES) - 1)
+    return significant(count / 1024**power) + SPACE + SIZES[power]
+
+
+SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @register.filter
@@ -341,6 +375,86 @@ def sparkline(
         shade,
         limit,
         "".join(steps),
+    )
+
+
+@register.filter
+def coordinate(value: float) -> str:
+    """A number as drawings and addresses take it, whatever the language of the page."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+@register.filter
+def in_words(cell: HeatCell) -> str:
+    """A cell of the heat map: when, how long, how many, how many of them failed."""
+    took = _("%(over)s to %(upto)s") % {
+        "over": duration(cell.over_s),
+        "upto": duration(cell.upto_s),
+    }
+    if cell.upto_s is None:
+        took = _("more than %(over)s") % {"over": duration(cell.over_s)}
+    counted = ngettext("%(n)s request", "%(n)s requests", cell.count) % {"n": number(cell.count)}
+    if cell.failures:
+        counted = _("%(counted)s, %(failed)s failed") % {
+            "counted": counted,
+            "failed": number(cell.failures),
+        }
+    since, until = cell.since.astimezone(UTC), cell.until.astimezone(UTC)
+    return f"{since:%H:%M:%S}–{until:%H:%M:%S}, {took}: {counted}"
+
+
+@register.filter
+def setting(value: object) -> str:
+    """A knob's value: numbers as everywhere, switches as on and off, the rest as it is."""
+    if isinstance(value, bool):
+        return _("on") if value else _("off")
+    if isinstance(value, (int, float)):
+        return significant(value)
+    return NOTHING if value is None else str(value)
+
+
+@register.filter
+def absolute(value: float) -> float:
+    return abs(value)
+
+
+@register.filter
+def gpu_status(status: str) -> str:
+    """Why there is no reading of a GPU, as the agent said it; its usual words are translated."""
+    lead, _colon, why = status.partition(": ")
+    if lead != "no GPU":
+        return status or _("no GPU reported")
+    return _("no GPU: %(why)s") % {"why": why} if why else _("no GPU")
+
+
+@register.filter
+def gpu_rest(gpu: dict[str, object]) -> list[tuple[str, object]]:
+    """What else is known of a GPU."""
+    shown = ("index", "gpu", "name", "memory_total_bytes")
+    return [(key, value) for key, value in sorted(gpu.items()) if key not in shown]
+
+
+@register.simple_tag
+def knob_rule(row: KnobRow) -> SafeString:
+    """Where a value stands within its bounds: a dot on a line, its default a tick."""
+    if row.at is None:
+        return mark_safe("")
+    said = _("%(value)s of %(low)s to %(high)s") % {
+        "value": setting(row.value),
+        "low": number(row.minimum),
+        "high": number(row.maximum),
+    }
+    tick = mark_safe("")
+    if row.default_at is not None:
+        x = f"{100 * row.default_at:.2f}%"
+        tick = format_html('<line class="usual" x1="{}" x2="{}" y1="2" y2="10"/>', x, x)
+    return format_html(
+        '<svg class="rule" role="img" aria-label="{}"><line class="track" x1="0" x2="100%" y1="6" '
+        'y2="6"/>{}<circle class="{}" cx="{}" cy="6" r="4"/></svg>',
+        said,
+        tick,
+        "warn" if row.drifted else "",
+        f"{100 * row.at:.2f}%",
     )
 
 

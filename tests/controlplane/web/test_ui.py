@@ -106,3 +106,45 @@ def test_times_are_utc_and_carry_the_instant() -> None:
     assert ">14:02:05</time>" in ui.clock(at)
     assert 'datetime="2026-03-01T14:02:05+00:00"' in ui.clock(at)
     assert ">2026-03-01 14:02</time>" in ui.moment(at)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (None, "–"),
+        (0, "0\u00a0B"),
+        (1023, "1\u202f023\u00a0B"),
+        (46_300_000, "44.2\u00a0MiB"),
+        (85_520_809_984, "79.6\u00a0GiB"),
+        (2**60, "1\u202f048\u202f576\u00a0TiB"),
+    ],
+)
+def test_sizes_have_three_figures(count: float | None, words: str) -> None:
+    assert ui.size(count) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(True, "on"), (False, "off"), ("off", "off"), (2048, "2\u202f048"), (0.5, "0.5"), (None, "–")],
+)
+def test_a_setting_is_written_as_people_say_it(value: object, words: str) -> None:
+    assert ui.setting(value) == words
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("no GPU", "no GPU"),
+        ("no GPU: driver not loaded", "no GPU: driver not loaded"),
+        ("hung for 9 s", "hung for 9 s"),
+        ("", "no GPU reported"),
+    ],
+)
+def test_a_missing_gpu_says_why(status: str, words: str) -> None:
+    assert ui.gpu_status(status) == words
+
+
+def test_coordinates_do_not_depend_on_the_language() -> None:
+    assert [ui.coordinate(value) for value in (15.0, 0.333333, 1767225600.0)] == [
+        "15", "0.33", "1767225600",
+    ]  # fmt: skip

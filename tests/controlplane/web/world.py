@@ -25,7 +25,7 @@ from controlplane.actions.models import Action, State, Transition, Verdict
 from controlplane.alerts.models import Channel, Delivery
 from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
 from controlplane.fleet.models import Engine
-from controlplane.fleet.services import sync
+from controlplane.fleet.services import command_create, sync
 from gpu_agent.protocol import EngineReport, SyncRequest
 from slo.budget import Counts
 from slo.models import Objective
@@ -49,9 +49,16 @@ class World:
     engine: Engine
 
 
-def member(tenant: Tenant, name: str = "ada") -> Any:
-    user = get_user_model().objects.create_user(username=name, password=PASSWORD)
-    Membership.objects.create(tenant=tenant, user=user, role=Membership.Role.OPERATOR)
+def member(
+    tenant: Tenant,
+    name: str = "ada",
+    *,
+    staff: bool = False,
+    role: str = Membership.Role.OPERATOR,
+) -> Any:
+    users = get_user_model().objects
+    user = users.create_user(username=name, password=PASSWORD, is_staff=staff)
+    Membership.objects.create(tenant=tenant, user=user, role=role)
     return user
 
 
@@ -76,23 +83,65 @@ def world(slug: str = "default", *, now: datetime | None = None) -> World:
     return World(tenant, now, objectives, Engine.objects.get(tenant=tenant))
 
 
-def heartbeat(now: datetime) -> SyncRequest:
+def heartbeat(now: datetime, **told: Any) -> SyncRequest:
+    """`told` replaces what the engine says of itself."""
     knobs = {
-        "max_num_seqs": {"value": 32, "minimum": 1, "maximum": 256, "apply_class": "hot"},
-        "max_num_batched_tokens": {"value": 2048, "minimum": 64, "maximum": 8192},
-        "max_wait_ms": {"value": 0, "minimum": 0, "maximum": 50},
+        "max_num_seqs": {
+            "value": 32, "unit": "requests", "minimum": 1, "maximum": 256, "default": 32,
+            "apply_class": "hot", "help": "Requests in the running batch.",
+        },
+        "max_num_batched_tokens": {
+            "value": 2048, "unit": "tokens/step", "minimum": 64, "maximum": 8192, "default": 2048,
+            "apply_class": "hot", "help": "Tokens of one step, decodes and prefill chunks.",
+        },
+        "max_wait_ms": {"value": 0, "unit": "ms", "minimum": 0, "maximum": 50},
         "prefill_chunk_tokens": {"value": 512, "minimum": 32, "maximum": 4096},
+        "kv_block_size": {
+            "value": 16, "unit": "tokens", "choices": [8, 16, 32, 64, 128], "apply_class": "barrier"
+        },
+        "graph_capture": {
+            "value": "off", "choices": ["on", "off"], "apply_class": "barrier", "supported": False
+        },
+    }  # fmt: skip
+    facts: dict[str, Any] = {
+        "name": "engine-0", "service": "chat", "adapter": "reference", "reachable": True,
+        "url": "http://127.0.0.1:8100", "model": "llama-1.3m", "config_version": 7,
+        "changed_by": "trimtab/autopilot", "changed_at": (now - timedelta(minutes=3)).isoformat(),
+        "values": {name: knob["value"] for name, knob in knobs.items()}, "knobs": knobs,
+    }  # fmt: skip
+    engine = EngineReport(**{**facts, **told})
+    gpu = {
+        "index": 0,
+        "name": "NVIDIA H100 80GB HBM3",
+        "uuid": "GPU-5f0c",
+        "memory_total_bytes": 85_520_809_984,
+        "driver": "570.86.15",
+        "mig": False,
     }
-    engine = EngineReport(
-        name="engine-0", service="chat", adapter="reference", url="http://127.0.0.1:8100",
-        reachable=True, model="llama-1.3m", config_version=7,
-        values={name: knob["value"] for name, knob in knobs.items()}, knobs=knobs,
-    )  # fmt: skip
-    gpu = {"index": 0, "name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-5f0c", "memory_bytes": 85e9}
     return SyncRequest(
         agent_id="a-1", boot_id="b-1", node="node-a", agent_version="0.1.0",
         sent_at=now.isoformat(), gpus=[gpu], gpu_status="ok", engines=[engine],
+        cpu_seconds_total=41.7, rss_bytes=46_300_000, spool_bytes=18_432,
     )  # fmt: skip
+
+
+def hand(world: World) -> None:
+    """max_wait_ms was told to be 5; since a minute ago it is 20, by a person's hand."""
+    command = command_create(
+        engine=world.engine, action_id=uuid.uuid4(), kind="apply", values={"max_wait_ms": 5},
+        undo={"max_wait_ms": 0}, expected_config_version=6, ttl_s=90,
+        deadline=world.now - timedelta(minutes=20),
+    )  # fmt: skip
+    command.result_state, command.finished_at = "applied", world.now
+    command.result_at = world.now - timedelta(minutes=20)
+    command.save()
+    at = world.now + timedelta(seconds=1)
+    turned = {
+        "config_version": 8, "values": {**world.engine.values, "max_wait_ms": 20},
+        "changed_by": "cli/ada", "changed_at": (world.now - timedelta(minutes=1)).isoformat(),
+    }  # fmt: skip
+    sync(tenant=world.tenant, request=heartbeat(at, **turned), now=at)
+    world.engine.refresh_from_db()
 
 
 # --- readings and telemetry ----------------------------------------------------------------------
@@ -198,6 +247,9 @@ def trace_body(world: World) -> bytes:
         "gen_ai.latency.time_to_first_token": "1.243", "gen_ai.latency.time_in_queue": "0.911",
         "gen_ai.usage.prompt_tokens": "412", "gen_ai.usage.completion_tokens": "24",
         "gen_ai.response.model": "llama-1.3m", "trimtab.config_version": "7",
+        "gen_ai.request.id": "cmpl-0af7651916cd43dd",
+        "gen_ai.latency.time_in_model_prefill": "0.284",
+        "gen_ai.latency.time_in_model_decode": "0.509",
     }  # fmt: skip
     rows = (
         ("llm_request", 1, 0, 0, 1760, attributes),
@@ -212,7 +264,38 @@ def trace_body(world: World) -> bytes:
         span.start_time_unix_nano = start + begin_ms * 1_000_000
         span.end_time_unix_nano = span.start_time_unix_nano + took_ms * 1_000_000
         span.attributes.extend(pairs(carried))
+    add_requests(world, resource.scope_spans[0].spans)
     return request.SerializeToString()
+
+
+def add_requests(world: World, spans: Any) -> None:
+    """Every eight seconds of the last hour one request, slow while it is bad; a few failed."""
+    rng = random.Random(RNG_SEED)
+    for second in range(4, 3600, 8):
+        end = world.now - timedelta(seconds=second)
+        took_s = (0.12 + 0.9 * lateness(world, end)) * rng.lognormvariate(0.9, 0.5)
+        queue_s = took_s * (0.02 + 0.6 * lateness(world, end))
+        prefill_s = took_s * 0.15
+        failed = rng.random() < 0.015
+        number = second + 16
+        span = spans.add(
+            name="llm_request", kind=2, trace_id=number.to_bytes(16, "big"),
+            span_id=number.to_bytes(8, "big"),
+        )  # fmt: skip
+        span.end_time_unix_nano = int(end.timestamp() * 1e9)
+        span.start_time_unix_nano = span.end_time_unix_nano - int(took_s * 1e9)
+        if failed:
+            span.status.code, span.status.message = 2, "the client went away"
+        carried = {
+            "gen_ai.request.id": f"cmpl-{rng.randbytes(8).hex()}",
+            "gen_ai.latency.time_in_queue": f"{queue_s:.4f}",
+            "gen_ai.latency.time_in_model_prefill": f"{prefill_s:.4f}",
+            "gen_ai.latency.time_in_model_decode": f"{took_s - queue_s - prefill_s:.4f}",
+            "gen_ai.latency.time_to_first_token": f"{queue_s + prefill_s:.4f}",
+            "gen_ai.usage.prompt_tokens": str(rng.randint(20, 900)),
+            "gen_ai.usage.completion_tokens": str(rng.randint(8, 64)),
+        }
+        span.attributes.extend(pairs(carried))
 
 
 def send(world: World) -> None:

@@ -1,5 +1,5 @@
 "use strict";
-// g + letter goes to a page, j and k walk rows, t turns the time range, . the theme, ? lists keys.
+// g + letter goes to a page, / to the search, j and k walk rows, t turns the time range, . the theme, ? lists keys.
 (() => {
   const dialog = document.getElementById("keys");
   const actions = { theme: () => toggleTheme(), keys: () => dialog && !dialog.open && dialog.showModal() };
@@ -22,7 +22,14 @@
     const at = ranges.findIndex((link) => link.hasAttribute("aria-current"));
     if (ranges.length) location.assign(ranges[(at + 1) % ranges.length].href);
   };
-  const plain = { j: () => step(1), k: () => step(-1), t: turn, ".": actions.theme, "?": actions.keys };
+  const search = () => {
+    const input = document.querySelector("input[type=search]");
+    if (input) input.select(); else document.querySelector('[data-key="t"]')?.click();
+  };
+  const plain = { "/": search, j: () => step(1), k: () => step(-1), t: turn, ".": actions.theme, "?": actions.keys };
+  // On a narrow screen rail and tabs are one line that scrolls: begin where the page is.
+  for (const here of document.querySelectorAll(".rail > [aria-current], .tabs > [aria-current]"))
+    here.scrollIntoView({ block: "nearest", inline: "center" });
   let went = 0;
   addEventListener("keydown", (event) => {
     if (event.target.matches("input, textarea, select") || event.metaKey || event.ctrlKey || event.altKey) return;

@@ -1,0 +1,92 @@
+"""/policies/: how far the autopilot may go, engine by engine, and the button that stops it all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from django.http import Http404, HttpResponse
+from django.shortcuts import redirect
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from controlplane.actions.models import Policy
+from controlplane.actions.policies import PolicyError, freeze, unfreeze
+from controlplane.actions.policy import Rules, freeze_words, freezes_of, node_stop, rules_of_each
+from controlplane.fleet.models import Engine
+from controlplane.fleet.selectors import engines_of
+from controlplane.web.access import TenantRequest, order, page, send
+from controlplane.web.forms import FREEZES, FreezeForm
+
+ENGINES_MAX = 200
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine with the policy in force. `held` says why nothing may be changed now, or ""."""
+
+    engine: Engine
+    rules: Rules
+    origin: str
+    held: str
+
+
+@page
+def policies(request: TenantRequest) -> HttpResponse:
+    return _shown(request, FreezeForm())
+
+
+def _shown(request: TenantRequest, form: FreezeForm, status: int = 200) -> HttpResponse:
+    now = timezone.now()
+    engines = engines_of(request.tenant)
+    freezes = freezes_of(request.tenant, now)
+    shown = engines[:ENGINES_MAX]
+    rules = rules_of_each(shown)
+    context = {
+        "rows": [_row(engine, rules[engine.pk], now) for engine in shown],
+        "more": max(0, len(engines) - ENGINES_MAX),
+        "freezes": [(policy, freeze_words(policy, now)) for policy in freezes],
+        "form": form,
+        "page_state": "warn" if freezes else "ok",
+    }
+    return send(request, "policies.html", context, parts=("all",), status=status)
+
+
+@order
+def freeze_order(request: TenantRequest) -> HttpResponse:
+    """Answers 400 with the page, and what is wrong beside the field."""
+    form, now = FreezeForm(request.POST), timezone.now()
+    if form.is_valid():
+        lasts = FREEZES[form.cleaned_data["minutes"]][0]
+        try:
+            freeze(
+                tenant=request.tenant,
+                actor=request.user.get_username(),
+                now=now,
+                reason=form.cleaned_data["reason"],
+                until=now + lasts if lasts else None,
+            )
+            return redirect("policies")
+        except PolicyError as error:
+            form.refuse(error.param, str(error))
+    return _shown(request, form, 400)
+
+
+@order
+def unfreeze_order(request: TenantRequest, policy_id: UUID) -> HttpResponse:
+    """Raises Http404 for another tenant's policy as for one that never was."""
+    policy = Policy.objects.filter(tenant=request.tenant, pk=policy_id).first()
+    if policy is None:
+        raise Http404(f"policy {policy_id} is not one of {request.tenant}")
+    unfreeze(policy=policy, actor=request.user.get_username(), now=timezone.now())
+    return redirect("policies")
+
+
+def _row(engine: Engine, rules: Rules, now: datetime) -> Row:
+    return Row(
+        engine=engine,
+        rules=rules,
+        origin=rules.origin.get("mode", _("the default")),
+        held=rules.frozen(now) or node_stop(engine) or rules.quiet(now),
+    )

@@ -1,0 +1,232 @@
+"""Story lines, evidence, actions and messages: an incident from its first window to every end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from controlplane.actions.models import NEXT, Action, State, Transition, Verdict
+from controlplane.alerts.models import Channel, Delivery
+from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
+from controlplane.diagnosis.selectors import Story
+from controlplane.fleet.models import Engine
+from controlplane.web.pages.incidents import Compared
+from controlplane.web.story import Step, StoryLine
+from slo.models import Objective
+
+# A moment to stand still at, so that two pictures of the page are one.
+NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
+BECAUSE = (
+    "31 requests wait behind a cap of 8 running, and 73 % of the time to the first token is queue"
+)
+WHAT = "184 of 412 requests missed “First token within 500 ms” on engine-0"
+
+
+def ago(**length: float) -> datetime:
+    return NOW - timedelta(**length)
+
+
+def objective(name: str = "First token within 500 ms", target: float = 0.99) -> Objective:
+    slug = name.lower().replace(" ", "-")
+    return Objective(slug=slug, name=name, service="chat", target=target, indicator="latency")
+
+
+def story_lines() -> list[StoryLine]:
+    """From the first bad window to every end an incident can have."""
+    explained = Step("explained", "done", ago(minutes=3))
+    told = Step("told", "done", ago(minutes=3), "chat-oncall")
+    found = (Step("detected", "done", ago(minutes=3, seconds=4)), explained, told)
+    acted = Step("acted", "done", ago(minutes=2))
+    none = Step("no action", "next")
+    lines = [
+        _line(
+            "bad",
+            "",
+            "",
+            Step("detected", "done", ago(seconds=20)),
+            Step("explain", "now"),
+            Step("tell", "next"),
+            Step("act", "next"),
+            Step("verify", "next"),
+        ),
+        _line(
+            "act",
+            BECAUSE,
+            "Changed max_num_seqs from 8 to 32 on engine-0, now checking.",
+            *found,
+            acted,
+            Step("verifying", "now"),
+        ),
+        _line(
+            "ok",
+            BECAUSE,
+            "Kept max_num_seqs from 8 to 32 on engine-0: 44.7 % of requests "
+            "missed the objective before and 0.6 % after, at the same load.",
+            *found,
+            acted,
+            Step("verified", "done", ago(seconds=30)),
+            Step("over", "done", NOW),
+        ),
+        _line(
+            "bad",
+            BECAUSE,
+            "Rolled back max_num_seqs to 8 on engine-0: 39 % of requests still "
+            "missed the objective, 45 % before; that may be chance.",
+            *found,
+            acted,
+            Step("rolled back", "failed", ago(seconds=30)),
+        ),
+        _line(
+            "bad",
+            "no cause has enough evidence",
+            "Nothing is changed, because the evidence carries no cause.",
+            *found,
+            none,
+            cause="unknown",
+        ),
+        _line(
+            "bad",
+            "load beyond capacity: 14 requests a second arrive, 9 can be served",
+            "No knob makes room for that: add an engine, or shed what matters least.",
+            *found[:2],
+            Step("not told", "failed", None, "chat-oncall"),
+            none,
+            cause="load_beyond_capacity",
+        ),
+    ]
+    for number, line in enumerate(lines):
+        line.incident.pk = UUID(int=number + 1)
+        line.incident.bad_since -= timedelta(minutes=number)
+    return lines
+
+
+def _line(
+    state: str, because: str, doing: str, *steps: Step, cause: str = "running_cap_too_small"
+) -> StoryLine:
+    incident = Incident(
+        objective=objective(),
+        scope="engine-0",
+        bad_since=ago(minutes=4),
+        opened_at=ago(minutes=3),
+        state="closed" if state == "ok" else "open",
+    )
+    diagnosis = Diagnosis(incident=incident, made_at=ago(minutes=3)) if because else None
+    story = Story(
+        what=WHAT,
+        because=because,
+        cause=cause if because else "",
+        diagnosis=diagnosis,
+        cause_label=cause.replace("_", " ").capitalize() if because else "",
+    )
+    return StoryLine(incident, story, doing, steps, state, None, (), ())
+
+
+def evidence() -> list[Evidence]:
+    def points(low: float, rise: float) -> list[list[float | None]]:
+        return [
+            [ago(minutes=12 - i / 4).timestamp(), None if i == 9 else low + (rise if i > 30 else 0)]
+            for i in range(48)
+        ]
+
+    return [
+        Evidence(
+            supports=True,
+            sentence="31 requests wait",
+            metric="vllm:num_requests_waiting",
+            unit="requests",
+            before=0.4,
+            value=31,
+            threshold=1,
+            points=points(0.4, 30.6),
+        ),
+        Evidence(
+            supports=True,
+            sentence="Queueing is 73 % of the time to the first token",
+            unit="share",
+            before=0.04,
+            value=0.73,
+            threshold=0.5,
+            points=points(0.04, 0.69),
+        ),
+        Evidence(
+            supports=False,
+            sentence="Arrivals grew only by a third",
+            unit="1/s",
+            before=5.6,
+            value=7.5,
+            points=[],
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class ActionSample:
+    action: Action
+    compared: Compared | None
+    steps: tuple[Transition, ...]
+
+
+VERDICTS = {
+    State.VERIFIED: Verdict.BETTER,
+    State.ROLLED_BACK: Verdict.INCONCLUSIVE,
+    State.ROLLBACK_FAILED: Verdict.WORSE,
+    State.EXPIRED: Verdict.EXPIRED,
+}
+
+
+def actions() -> list[ActionSample]:
+    """One in each state."""
+    return [_action(State(state)) for state in State.values]
+
+
+def _action(state: State) -> ActionSample:
+    changes = {"max_num_seqs": {"from": 8, "to": 32}}
+    over = state not in NEXT
+    action = Action(
+        engine=Engine(name="engine-0"),
+        changes=changes,
+        state=state,
+        verdict=VERDICTS.get(state, ""),
+        why="39 requests run or wait at the 90th percentile",
+        created_at=ago(minutes=3),
+        ended_at=ago(seconds=20) if over else None,
+    )
+    steps = [Transition(to_state=State.PROPOSED, at=ago(minutes=3), actor="autopilot")]
+    if state != State.PROPOSED:
+        steps.append(Transition(to_state=state, at=ago(minutes=1), actor="loop", reason="as shown"))
+    compared = None
+    if state in VERDICTS and state != State.EXPIRED:
+        good = state == State.VERIFIED
+        compared = Compared(0.447, 0.006 if good else 0.39, 412, 343, 1e-5 if good else 0.11, 2, "")
+    return ActionSample(action, compared, tuple(steps))
+
+
+def deliveries() -> list[Delivery]:
+    channel = Channel(name="chat-oncall")
+    message = {"title": "First token within 500 ms is missed on engine-0", "text": f"{WHAT}."}
+    return [
+        Delivery(
+            channel=channel,
+            message=message,
+            state="sent",
+            attempts=1,
+            last_status=200,
+            sent_at=ago(minutes=3),
+        ),
+        Delivery(
+            channel=channel,
+            message={"text": WHAT},
+            state="pending",
+            attempts=2,
+            last_error="connection refused",
+        ),
+        Delivery(
+            channel=channel,
+            message={"text": WHAT},
+            state="failed",
+            attempts=8,
+            last_status=404,
+            last_error="no such hook",
+        ),
+    ]

@@ -1,0 +1,134 @@
+"""Fleet and node: what is out there, how it is set, by whom, and where it drifts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from controlplane.fleet.models import Command, Engine, Node
+from controlplane.fleet.services import command_create, sync
+from controlplane.web.knobs import configuration
+from tests.controlplane.web.world import World, heartbeat, world
+
+
+def text(answer: Any, status: int = 200) -> str:
+    assert answer.status_code == status, answer.content
+    return str(answer.content.decode())
+
+
+def told(made: World, value: int = 32) -> Command:
+    """A change of max_num_seqs that the agent has carried out."""
+    command = command_create(
+        engine=made.engine, action_id=made.tenant.pk, kind="apply", values={"max_num_seqs": value},
+        undo={"max_num_seqs": 8}, expected_config_version=7, ttl_s=90,
+        deadline=made.now + timedelta(seconds=30),
+    )  # fmt: skip
+    command.result_state, command.result_at = "applied", made.now
+    command.save()
+    return command
+
+
+def turned(made: World, value: int, by: str) -> Engine:
+    """A person's hand on the knob, as the agent reads it back."""
+    at = made.now + timedelta(seconds=2)
+    values = {**made.engine.values, "max_num_seqs": value}
+    request = heartbeat(
+        at, config_version=8, values=values, changed_by=by, changed_at=at.isoformat()
+    )
+    sync(tenant=made.tenant, request=request, now=at)
+    return Engine.objects.get(pk=made.engine.pk)
+
+
+def test_the_fleet_lists_nodes_with_gpu_engines_and_configuration(ada: Any, empty: World) -> None:
+    client = ada(empty)
+    said = text(client.get("/fleet/"))
+    for words in ("1 node, 1 engine, 1 GPU", "NVIDIA H100 80GB HBM3", "nothing commanded yet"):
+        assert words in said
+    told(empty)
+    assert "as commanded" in text(client.get("/fleet/"))
+    turned(empty, 24, "cli/ada")
+    assert "1 knob drifts" in text(client.get("/fleet/"))
+
+
+def test_a_node_without_gpu_says_why(ada: Any, empty: World) -> None:
+    Node.objects.update(gpus=[], gpu_status="no GPU: NVML library not found")
+    client = ada(empty)
+    for address in ("/fleet/", "/fleet/node-a/"):
+        assert "no GPU: NVML library not found" in text(client.get(address))
+
+
+def test_a_node_shows_knobs_with_bounds_class_and_who_set_them(ada: Any, empty: World) -> None:
+    turned(empty, 48, "cli/ada")
+    said = text(ada(empty).get("/fleet/node-a/"))
+    assert "cli/ada" in said
+    assert "32 → 48" in said
+    assert "48 of 1 to 256" in said  # the drawing, in words
+    assert "not supported on this device" in said
+    assert "between steps" in said
+    assert said.count("unchanged so far") == 5
+
+
+def test_drift_is_told_as_a_story(ada: Any, empty: World) -> None:
+    told(empty)
+    turned(empty, 24, "cli/ada")
+    said = text(ada(empty).get("/fleet/node-a/"))
+    assert "runs 24, told was 32" in said
+    assert "because it was turned by" in said
+
+
+def test_an_unreachable_engine_says_what_its_agent_heard(ada: Any, empty: World) -> None:
+    Engine.objects.update(reachable=False, error="connection refused")
+    said = text(ada(empty).get("/fleet/node-a/"))
+    assert "The agent cannot read it." in said
+    assert "connection refused" in said
+
+
+def test_an_empty_fleet_says_what_to_type(ada: Any, empty: World) -> None:
+    Node.objects.all().delete()
+    assert "trimtab agent --node node-a" in text(ada(empty).get("/fleet/"))
+
+
+def test_another_tenants_node_is_not_found(ada: Any, empty: World) -> None:
+    other = world("other")
+    Node.objects.filter(tenant=other.tenant).update(name="node-z")
+    client = ada(empty)
+    assert client.get("/fleet/node-z/").status_code == 404
+    assert "node-z" not in text(client.get("/fleet/"))
+
+
+def test_queries_do_not_grow_with_nodes(ada: Any, empty: World) -> None:
+    client = ada(empty)
+
+    def cost() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            text(client.get("/fleet/"))
+        return len(queries)
+
+    once = cost()
+    for i in range(5):
+        node = Node.objects.create(tenant=empty.tenant, agent_id=f"b-{i}", name=f"node-{i}")
+        Engine.objects.create(tenant=empty.tenant, node=node, name=f"engine-{i + 1}", service="x")
+    assert cost() == once
+
+
+@pytest.mark.parametrize(
+    ("knob", "at"),
+    [
+        ({"value": 16, "minimum": 1, "maximum": 256}, 0.5),
+        ({"value": 25, "minimum": 0, "maximum": 50}, 0.5),
+        ({"value": 999, "minimum": 0, "maximum": 50}, 1.0),
+        ({"value": 0, "minimum": 1, "maximum": 256}, 0.0),
+        ({"value": "on", "choices": ["on", "off"]}, None),
+        ({"value": 5, "minimum": 5, "maximum": 5}, None),
+        ({"value": True, "minimum": 0, "maximum": 1}, None),
+        ({"value": 3, "minimum": "1", "maximum": None}, None),
+        ("broken", None),
+    ],
+)
+def test_a_knob_stands_where_its_value_lies_within_the_bounds(knob: Any, at: Any) -> None:
+    (row,) = configuration(Engine(knobs={"k": knob}), []).rows
+    assert row.at == pytest.approx(at)

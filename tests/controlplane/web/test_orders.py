@@ -1,0 +1,209 @@
+"""Buttons and links: who may press them, what they do, and what is said when they may not."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from controlplane.accounts.models import AuditEntry, Membership
+from controlplane.actions.links import LIFE, link_path
+from controlplane.actions.models import Action, Policy, State, Transition
+from controlplane.actions.policies import freeze
+from controlplane.diagnosis.models import Incident
+from tests.controlplane.web.world import World, member, world
+
+NAMES = {"approve": "Approve", "reject": "Reject", "rollback": "Roll back"}
+
+
+@pytest.fixture
+def action(full: World) -> Action:
+    """A proposal of now, on an engine heard of now."""
+    Action.objects.all().delete()
+    now = timezone.now()
+    made = Action.objects.create(
+        tenant=full.tenant, engine=full.engine, incident=Incident.objects.get(),
+        why="39 requests run or wait", changes={"max_num_seqs": {"from": 32, "to": 64}},
+        predicted={"sentence": "64 covers them all", "bad_share_max": 0.01},
+        expected_config_version=7, idempotency_key="k", deadline=now, created_at=now,
+    )  # fmt: skip
+    Transition.objects.create(action=made, to_state=State.PROPOSED, at=now, actor="autopilot")
+    return made
+
+
+def test_the_incidents_page_has_a_button_for_what_can_be_done(
+    ada: Any, full: World, action: Action
+) -> None:
+    page = ada(full).get(f"/incidents/{action.incident_id}/").content.decode()
+    for verb in ("approve", "reject"):
+        assert f'action="/actions/{action.pk}/{verb}/"' in page
+    assert "Roll back" not in page
+    assert "64 covers them all" in page
+    assert "csrfmiddlewaretoken" in page
+
+
+def test_a_viewer_sees_no_button_and_may_not_press_one(
+    ada: Any, full: World, action: Action
+) -> None:
+    client = ada(full)
+    Membership.objects.update(role=Membership.Role.VIEWER)
+    page = client.get(f"/incidents/{action.incident_id}/").content.decode()
+    assert "/approve/" not in page
+    assert client.post(f"/actions/{action.pk}/approve/").status_code == 403
+    assert client.post("/policies/freeze/", {"reason": "x", "minutes": "0"}).status_code == 403
+    action.refresh_from_db()
+    assert action.state == State.PROPOSED
+
+
+def test_the_button_does_it_in_the_name_of_who_pressed_it(
+    ada: Any, full: World, action: Action
+) -> None:
+    answer = ada(full).post(f"/actions/{action.pk}/approve/")
+    assert (answer.status_code, answer.url) == (302, f"/incidents/{action.incident_id}/")
+    action.refresh_from_db()
+    assert action.state == State.APPROVED
+    assert AuditEntry.objects.get(verb="approved").actor == "ada"
+
+
+def test_a_button_needs_its_page(full: World, action: Action) -> None:
+    """Another site's form is turned away: it has no token."""
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(member(full.tenant))
+    assert client.post(f"/actions/{action.pk}/approve/").status_code == 403
+    assert client.get(f"/actions/{action.pk}/approve/").status_code == 405
+    assert Client().post(f"/actions/{action.pk}/approve/").status_code == 302  # to the login
+
+
+def test_what_cannot_be_done_now_says_why(ada: Any, full: World, action: Action) -> None:
+    Action.objects.update(state=State.EXPIRED)
+    answer = ada(full).post(f"/actions/{action.pk}/approve/")
+    assert answer.status_code == 409
+    assert "does not wait for a person: it is expired" in answer.content.decode()
+
+
+def test_another_tenants_action_does_not_exist(ada: Any, full: World, action: Action) -> None:
+    client = ada(world("other"), "eve")
+    assert client.post(f"/actions/{action.pk}/approve/").status_code == 404
+    assert client.post(f"/actions/{action.pk}/dance/").status_code == 404
+    action.refresh_from_db()
+    assert action.state == State.PROPOSED
+
+
+# -- links ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["approve", "reject"])
+def test_a_link_asks_and_only_a_post_acts(verb: str, full: World, action: Action) -> None:
+    client, path = Client(), link_path(action, verb, timezone.now())
+    for _ in range(2):
+        page = client.get(path)
+        assert page.status_code == 200
+        assert NAMES[verb] in page.content.decode()
+        assert "no-store" in page.headers["Cache-Control"]
+    action.refresh_from_db()
+    assert action.state == State.PROPOSED
+    done = client.post(path, {"actor": "Ada"})
+    assert done.status_code == 200
+    assert "Done" in done.content.decode()
+    action.refresh_from_db()
+    assert action.state == (State.APPROVED if verb == "approve" else State.REJECTED)
+    used = AuditEntry.objects.get(noun="link")
+    assert used.actor == "Ada, not signed in, by link"
+    assert used.detail["address"] == "127.0.0.1"
+    again = client.post(path, {"actor": "Ada"})
+    assert again.status_code == 410
+    assert "by Ada, not signed in, by link" in again.content.decode()
+
+
+def test_a_link_wants_a_name(full: World, action: Action) -> None:
+    answer = Client().post(link_path(action, "approve", timezone.now()), {"actor": " \u0000"})
+    assert answer.status_code == 400
+    assert "Say who you are" in answer.content.decode()
+
+
+def test_a_link_needs_its_own_page(full: World, action: Action) -> None:
+    client = Client(enforce_csrf_checks=True)
+    path = link_path(action, "approve", timezone.now())
+    assert client.post(path, {"actor": "Ada"}).status_code == 403
+
+
+def test_who_is_signed_in_is_known_by_that(ada: Any, full: World, action: Action) -> None:
+    client = ada(full)
+    path = link_path(action, "approve", timezone.now())
+    assert "Your name" not in client.get(path).content.decode()
+    assert client.post(path).status_code == 200
+    assert AuditEntry.objects.get(noun="link").actor == "ada, signed in, by link"
+
+
+def test_a_member_of_another_tenant_may_not_use_it(ada: Any, full: World, action: Action) -> None:
+    client = ada(world("other"), "eve")
+    path = link_path(action, "approve", timezone.now())
+    for answer in (client.get(path), client.post(path)):
+        assert answer.status_code == 404
+        assert "a tenant you may not write to" in answer.content.decode()
+
+
+def test_a_link_that_has_ended_or_was_made_up_says_so(full: World, action: Action) -> None:
+    old = link_path(action, "approve", timezone.now() - LIFE - timedelta(seconds=1))
+    ended = Client().get(old)
+    assert ended.status_code == 410
+    assert "This link has ended." in ended.content.decode()
+    made_up = Client().get("/a/approve.123:abc/")
+    assert made_up.status_code == 404
+    assert "not one of ours" in made_up.content.decode()
+
+
+# -- policies -----------------------------------------------------------------------------------
+
+
+def test_the_policies_page_shows_what_holds_and_why(ada: Any, full: World) -> None:
+    page = ada(full).get("/policies/").content.decode()
+    assert "engine-0" in page
+    assert "the default" in page
+    assert "Freeze now" in page
+
+
+def test_a_freeze_from_the_page_is_seen_everywhere_and_lifted(
+    ada: Any, full: World, action: Action
+) -> None:
+    client = ada(full)
+    answer = client.post("/policies/freeze/", {"reason": "sale", "minutes": "30"})
+    assert (answer.status_code, answer.url) == (302, "/policies/")
+    action.refresh_from_db()
+    assert action.state == State.REJECTED
+    for path in ("/policies/", "/"):
+        assert "by ada: sale" in client.get(path).content.decode()
+    (frozen,) = full.tenant.policies.all()
+    assert client.post(f"/policies/{frozen.pk}/unfreeze/").status_code == 302
+    assert "by ada: sale" not in client.get("/policies/").content.decode()
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({}, "reason"),
+        ({"reason": "", "minutes": "0"}, "reason"),
+        ({"reason": "a\u0000", "minutes": "0"}, "reason"),
+        ({"reason": "x", "minutes": "9"}, "minutes"),
+    ],
+)
+def test_a_freeze_that_cannot_be_says_why_beside_the_field(
+    form: dict[str, str], field: str, ada: Any, full: World
+) -> None:
+    answer = ada(full).post("/policies/freeze/", form)
+    assert answer.status_code == 400
+    said = answer.content.decode()
+    assert f'id="id_{field}_error"' in said
+    assert 'aria-invalid="true"' in said
+    assert Policy.objects.count() == 0
+
+
+def test_another_tenants_freeze_is_not_lifted(ada: Any, empty: World) -> None:
+    policy = freeze(tenant=empty.tenant, actor="ada", now=timezone.now(), reason="sale")
+    client = ada(world("other"), "eve")
+    assert client.post(f"/policies/{policy.pk}/unfreeze/").status_code == 404
+    policy.refresh_from_db()
+    assert policy.frozen_at is not None
