@@ -34,11 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import chaos_check as check
-import httpx
 from chaos_spans import SpanSender
 
 from controlplane.demo.house import PROCESSES, House, Ports
 from controlplane.demo.receiver import Receiver
+from controlplane.demo.supervisor import BACK_S_MAX, Outage, Supervisor, answers
 from engine.replay import Record, Replayer, Request, Status, arrivals
 
 INSIDE = [sys.executable, str(Path(__file__).with_name("chaos_inside.py"))]
@@ -46,7 +46,6 @@ SCRAPE_S = 1
 WINDOW_S = 3
 AIM_S_MAX = 4.0  # a strike waits this long for a change to be in the making
 INTO_S_MAX = 0.05  # journal, engine's answer and reading back take about this long together
-BACK_S_MAX = 60.0
 SETTLE_S_MAX = 150.0
 LOAD_S_MAX = 900.0
 LISTED_MAX = 5
@@ -91,22 +90,9 @@ def schedule(seed: int, kills: int, pace: Pace) -> list[Strike]:
 
 
 @dataclass
-class Outage:
-    victim: str
-    began: float
-    ended: float = float("inf")
+class Storm(Supervisor):
+    """Aims the kills, and watches for processes that end without having been killed."""
 
-    @property
-    def over(self) -> bool:
-        return self.ended < float("inf")
-
-
-@dataclass
-class Storm:
-    """Kills, starts again, and watches for processes that end without having been killed."""
-
-    house: House
-    outages: list[Outage] = field(default_factory=list)
     stages: Counter[str] = field(default_factory=Counter)
     died: list[str] = field(default_factory=list)
     stage: str = ""
@@ -119,15 +105,12 @@ class Storm:
         self.watch_for(strike.after_s)
         if strike.aimed and self.aim():
             time.sleep(strike.into_s)
-        outage = Outage(strike.victim, time.monotonic())
-        self.house.processes.kill(strike.victim)
-        # Read after the kill: what the dead left behind, not what was there a moment before.
+        return self.kill(strike.victim, self.look)
+
+    def look(self) -> None:
+        """After the kill: what the dead left behind, not what was there a moment before."""
         self.stage = check.stage(self.journal)
         self.stages[self.stage] += 1
-        self.house.start_one(strike.victim)
-        self.outages.append(outage)
-        threading.Thread(target=self.await_back, args=(outage,), daemon=True).start()
-        return outage
 
     def watch_for(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -148,14 +131,6 @@ class Storm:
             time.sleep(0.002)
         return False
 
-    def await_back(self, outage: Outage) -> None:
-        deadline = time.monotonic() + BACK_S_MAX
-        while time.monotonic() < deadline:
-            time.sleep(0.1)
-            if answers(self.house.health_url(outage.victim)):
-                outage.ended = time.monotonic()
-                return
-
     def all_back(self) -> bool:
         """Waits for the last of each; False when one does not answer in time."""
         deadline = time.monotonic() + BACK_S_MAX
@@ -165,13 +140,6 @@ class Storm:
             waiting = [name for name in waiting if not answers(self.house.health_url(name))]
         self.died += [f"{name} did not come back within {BACK_S_MAX:g} s" for name in waiting]
         return not waiting
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 class Load(threading.Thread):

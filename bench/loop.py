@@ -36,6 +36,7 @@ from typing import Any
 import psutil
 
 from controlplane.demo.house import House, Ports
+from controlplane.demo.pace import FAST, NORMAL, Pace
 from controlplane.demo.prepare import OBJECTIVES
 from engine.replay import Record, Replayer, Request, Status, Summary, arrivals, bursts, summarise
 
@@ -47,11 +48,6 @@ STATIC = [
 ]
 DEFAULTS = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "prefill_chunk_tokens": 512}
 FINALISTS = 3  # of them, screened twice
-FAST_SCRAPE_S = 1.25
-FAST = {
-    "TRIMTAB_CONTROL_WINDOW_S": "3.75",
-    "TRIMTAB_ACTION_TTL_S": "30",  # not 22.5: what sending takes does not shrink
-}
 TTFT_S = OBJECTIVES[0]["spec"]["threshold_ms"] / 1000
 TPOT_S = OBJECTIVES[1]["spec"]["threshold_ms"] / 1000
 
@@ -137,14 +133,14 @@ class CpuMeter:
 
 
 @contextmanager
-def house(*, acting: bool, settings: dict[str, str], scrape_s: float) -> Iterator[House]:
+def house(*, acting: bool, pace: Pace) -> Iterator[House]:
     """A fresh house on free ports, ended and removed afterwards."""
     home = Path(tempfile.mkdtemp(prefix="trimtab-bench-"))
     built = House(
         home,
         Ports.free(),
-        settings={**settings, "TRIMTAB_AUTOPILOT": "1" if acting else "0"},
-        scrape_s=scrape_s,
+        settings={**pace.settings, "TRIMTAB_AUTOPILOT": "1" if acting else "0"},
+        scrape_s=pace.scrape_s,
     )
     try:
         built.start()
@@ -166,10 +162,9 @@ def drive(built: House, requests: list[Request]) -> tuple[list[Record], Replayer
 
 
 def one_run(
-    arm: str, seed: int, values: dict[str, Any], requests: list[Request], shift_s: float,
-    settings: dict[str, str], scrape_s: float,
+    arm: str, seed: int, values: dict[str, Any], requests: list[Request], shift_s: float, pace: Pace
 ) -> Run:  # fmt: skip
-    with house(acting=arm == "on", settings=settings, scrape_s=scrape_s) as built:
+    with house(acting=arm == "on", pace=pace) as built:
         built.configure(values, by="bench")
         warm_up(built)
         meter = CpuMeter(built)
@@ -186,12 +181,12 @@ def warm_up(built: House) -> None:
     drive(built, arrivals(99, [(2.0, 5.0)], name="warm"))
 
 
-def best_static(rate: float, seconds: float, settings: dict[str, str]) -> dict[str, int]:
+def best_static(rate: float, seconds: float, pace: Pace) -> dict[str, int]:
     """The configuration with the largest share inside, each under the same bursts.
 
     The best FINALISTS of them meet other bursts, and the mean of both decides.
     """
-    with house(acting=False, settings=settings, scrape_s=FAST_SCRAPE_S) as built:
+    with house(acting=False, pace=pace) as built:
         warm_up(built)
 
         def scored(values: dict[str, int], seed: int) -> float:
@@ -232,15 +227,14 @@ def verdict(metric: str, value: float, target: str, passed: bool) -> bool:
 
 def compare(options: argparse.Namespace) -> int:
     began = time.monotonic()
-    settings = {} if options.norms else FAST
-    scrape_s = 5.0 if options.norms else FAST_SCRAPE_S
+    pace = NORMAL if options.norms else FAST
     with tempfile.TemporaryDirectory() as scratch:
         probe = House(Path(scratch), Ports.free())
         capacity = probe.capacity().requests_per_s
     calm, high = options.calm * capacity, options.load * capacity
     say(f"capacity {capacity:.1f} requests/s: {calm:.1f} for {options.quiet_s:g} s, "
         f"then {high:.1f} in bursts for {options.shift_s:g} s")  # fmt: skip
-    static = best_static(high, options.screen_s, settings)
+    static = best_static(high, options.screen_s, pace)
     say(f"  best static: {describe(static)}")
     arms = [("off", DEFAULTS), ("on", DEFAULTS), ("static", static)]
     runs: list[Run] = []
@@ -248,7 +242,7 @@ def compare(options: argparse.Namespace) -> int:
         phases = [(options.quiet_s, calm), *bursts(seed, options.shift_s, high)]
         requests = arrivals(seed, phases, name="bench")
         for arm, values in arms[seed % 3 :] + arms[: seed % 3]:
-            run = one_run(arm, seed, values, requests, options.quiet_s, settings, scrape_s)
+            run = one_run(arm, seed, values, requests, options.quiet_s, pace)
             runs.append(run)
             say(f"{row(run)}  [{(time.monotonic() - began) / 60:.1f} min]")
             for action in reversed(run.actions):
@@ -289,7 +283,7 @@ def quiet(options: argparse.Namespace) -> int:
         capacity = House(Path(scratch), Ports.free()).capacity().requests_per_s
     rate, seconds = options.calm * capacity, options.minutes * 60
     say(f"{options.minutes:g} minutes at {rate:.1f} requests/s ({options.calm:.0%} of capacity)")
-    with house(acting=True, settings={}, scrape_s=5.0) as built:
+    with house(acting=True, pace=NORMAL) as built:
         warm_up(built)
         meter = CpuMeter(built)
         replayer = Replayer(built.engine_url)

@@ -13,8 +13,9 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from controlplane.demo.processes import Processes
 from engine.replay import Capacity, calibrate
 
 READY_S_MAX = 60.0
+FAULTS_TOKEN = "TRIMTAB_FAULTS_TOKEN"  # noqa: S105
 PROCESSES = ("control-plane", "engine", "agent")
 
 
@@ -42,13 +44,14 @@ class Ports:
 
     web: int = 8000
     otlp: int = 4318
+    otlp_grpc: int = 4317
     engine: int = 8100
     agent: int = 8200
     receiver: int = 8300
 
     @classmethod
     def free(cls) -> Ports:
-        return cls(*(free_port() for _ in range(5)))
+        return cls(*(free_port() for _ in fields(cls)))
 
     def taken(self) -> list[str]:
         """Names of the ports something else listens on."""
@@ -65,7 +68,10 @@ class Ports:
 
 @dataclass
 class House:
-    """Prepares and runs one house. `settings` are TRIMTAB_… variables for the control plane."""
+    """Prepares and runs one house. `settings` are TRIMTAB_… variables for the control plane.
+
+    `engine_options` are added to the engine's command line; `faults` opens its door for faults.
+    """
 
     home: Path
     ports: Ports
@@ -75,11 +81,14 @@ class House:
     service: str = "chat"
     engine_name: str = "engine-0"
     node: str = "node-0"
+    engine_options: tuple[str, ...] = ()
+    faults: bool = False
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.processes = Processes(self.home)
         self.secrets: dict[str, str] = {}
+        self.faults_token = token_urlsafe()
 
     @property
     def web_url(self) -> str:
@@ -102,6 +111,7 @@ class House:
             "TRIMTAB_PUBLIC_URL": self.web_url,
             "TRIMTAB_WEB_PORT": str(self.ports.web),
             "TRIMTAB_OTLP_PORT": str(self.ports.otlp),
+            "TRIMTAB_OTLP_GRPC_PORT": str(self.ports.otlp_grpc),
             "TRIMTAB_SCRAPE_S": f"{self.scrape_s:g}",
             **self.settings,
         }
@@ -131,8 +141,9 @@ class House:
             [sys.executable, "-m", "engine", "--port", str(self.ports.engine),
              "--name", self.engine_name, "--service", self.service, "--node", self.node,
              "--model", self.model, "--state", str(self.home / self.engine_name),
-             "--otlp", self.otlp_url],
-            {"TRIMTAB_INGEST_TOKEN": self.secrets["ingest"]},
+             "--otlp", self.otlp_url, *self.engine_options,
+             *(("--faults-token-env", FAULTS_TOKEN) if self.faults else ())],
+            {"TRIMTAB_INGEST_TOKEN": self.secrets["ingest"], FAULTS_TOKEN: self.faults_token},
         )  # fmt: skip
 
     def start_agent(self) -> None:
@@ -177,7 +188,7 @@ class House:
         self.processes.start(
             name,
             [sys.executable, "-m", "engine", "--port", str(port), "--name", name,
-             "--model", self.model],
+             "--model", self.model, *self.engine_options],
             {},
         )  # fmt: skip
         url = f"http://127.0.0.1:{port}"
@@ -223,6 +234,16 @@ class House:
     def configure(self, values: dict[str, Any], by: str) -> dict[str, Any]:
         """Sets knobs by hand, as an operator would; returns the engine's answer."""
         return set_knobs(self.engine_url, values, by)
+
+    def break_engine(self, fault: str, **how: Any) -> None:
+        """Injects a fault (docs/engine.md), "none" mends all. Raises httpx.HTTPStatusError."""
+        answer = httpx.post(
+            f"{self.engine_url}/v1/faults",
+            json={"fault": fault, **how},
+            headers={"Authorization": f"Bearer {self.faults_token}"},
+            timeout=30,
+        )
+        answer.raise_for_status()
 
     def stop(self) -> None:
         self.processes.stop()

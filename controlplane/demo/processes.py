@@ -47,7 +47,7 @@ class Processes:
 
     def check(self) -> None:
         """Raises Died when a child is no longer running."""
-        for name, child in self.children.items():
+        for name, child in list(self.children.items()):
             if child.poll() is not None:
                 raise Died(f"{name} ended with status {child.returncode}.\n{self.tail(name)}")
 

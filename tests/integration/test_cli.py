@@ -18,7 +18,9 @@ from .houses import trimtab
 SLEEP = [sys.executable, "-c", "import time; time.sleep(120)"]
 
 
-@pytest.mark.parametrize("setting", ["TRIMTAB_WEB_PORT", "TRIMTAB_OTLP_PORT"])
+@pytest.mark.parametrize(
+    "setting", ["TRIMTAB_WEB_PORT", "TRIMTAB_OTLP_PORT", "TRIMTAB_OTLP_GRPC_PORT"]
+)
 def test_up_on_a_taken_port_names_it_and_the_setting_that_moves_it(
     tmp_path: Path, setting: str
 ) -> None:
@@ -29,6 +31,7 @@ def test_up_on_a_taken_port_names_it_and_the_setting_that_moves_it(
             "TRIMTAB_HOME": str(tmp_path),
             "TRIMTAB_WEB_PORT": str(ports.web),
             "TRIMTAB_OTLP_PORT": str(ports.otlp),
+            "TRIMTAB_OTLP_GRPC_PORT": str(ports.otlp_grpc),
             setting: str(taken),
         }
         done = trimtab("up", env=env)

@@ -1,0 +1,227 @@
+"""The stories `trimtab demo --scenario NAME` plays: what arrives, what goes wrong, what to watch.
+
+Each begins with the same quiet traffic. `load` then arrives, as shares of what this machine's
+engine sustains, and the events happen, counted in control windows from there. Whatever is broken is
+mended at last, as a person would, so that every story ends. The control plane is told nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from controlplane.demo.supervisor import Supervisor
+from engine.replay import Request, arrivals, bursts
+
+Deed = Callable[[Supervisor], object]
+
+CALM = 0.4
+MENDED_WINDOWS = 20.0
+CAP_BY_HAND = 2  # running requests: far fewer than the quiet traffic needs
+LONG_PROMPT_TOKENS = 1600
+SMALL_POOL = ("--model-len-max", "512", "--kv-pool-blocks", "96")
+
+
+@dataclass(frozen=True)
+class Event:
+    """Done `after_windows` control windows after the shift; `on_trial`: once, from then on, a
+    change is on trial as well."""
+
+    what: str
+    do: Deed
+    after_windows: float = 0.0
+    on_trial: bool = False
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`calm` and, after the shift, `load` are shares of capacity; it lasts `windows` at most.
+
+    `long_prompts` is the share of requests that ask with LONG_PROMPT_TOKENS after the shift,
+    `tiers` the shares of the priorities sent. `cause` is what a right explanation names first;
+    "" where nothing is to be explained. Only benches compare with it, afterwards.
+    """
+
+    name: str
+    about: str
+    watch_for: str
+    events: tuple[Event, ...] = ()
+    calm: float = CALM
+    load: float = CALM
+    in_bursts: bool = False
+    long_prompts: float = 0.0
+    tiers: Mapping[str, float] = field(default_factory=dict)
+    engine_options: tuple[str, ...] = ()
+    windows: float = 40.0
+    cause: str = ""
+
+    def requests(self, seed: int, capacity: float, quiet_s: float, story_s: float) -> list[Request]:
+        """The quiet traffic, then the story's; the same for the same seed."""
+        rate = self.load * capacity
+        shifted = bursts(seed, story_s, rate) if self.in_bursts else [(story_s, rate)]
+        plain = arrivals(seed, [(quiet_s, self.calm * capacity), *shifted], name=self.name)
+        rng = np.random.default_rng([seed, 2])
+        long = rng.random(len(plain)) < self.long_prompts
+        tiers = _drawn(rng, self.tiers, len(plain))
+        return [
+            replace(
+                request,
+                prompt_tokens=LONG_PROMPT_TOKENS
+                if is_long and request.at_s >= quiet_s
+                else request.prompt_tokens,
+                priority=tier,
+            )
+            for request, is_long, tier in zip(plain, long, tiers, strict=True)
+        ]
+
+
+def _drawn(rng: np.random.Generator, shares: Mapping[str, float], count: int) -> list[str]:
+    if not shares:
+        return [""] * count
+    drawn: list[str] = rng.choice(list(shares), count, p=list(shares.values())).tolist()
+    return drawn
+
+
+def fault(name: str, **how: Any) -> Deed:
+    return lambda supervisor: supervisor.house.break_engine(name, **how)
+
+
+def by_hand(values: dict[str, Any]) -> Deed:
+    return lambda supervisor: supervisor.house.configure(values, by="night-shift")
+
+
+def kill(victim: str) -> Deed:
+    return lambda supervisor: supervisor.kill(victim)
+
+
+def mended(what: str) -> Event:
+    return Event(what, fault("none"), after_windows=MENDED_WINDOWS)
+
+
+EDIT = Event(
+    f"A hand sets max_num_seqs to {CAP_BY_HAND} on the engine itself.",
+    by_hand({"max_num_seqs": CAP_BY_HAND}),
+)
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "burst",
+            "Crowds come at once: more requests a second, a quarter of the time many of them.",
+            "First tokens come late behind the running cap; the cap goes up and stays there if "
+            "fewer are late.",
+            load=0.75,
+            in_bursts=True,
+            cause="running_cap_too_small",
+        ),
+        Scenario(
+            "long-prompts",
+            f"A third of the requests ask with {LONG_PROMPT_TOKENS:,} tokens from now on.",
+            "The gaps between tokens grow while prompts share the steps; the prompt chunk gets "
+            "smaller.",
+            calm=0.12,  # so many tokens a second are half of what the engine computes
+            load=0.12,
+            long_prompts=0.33,
+            cause="batch_too_large",
+        ),
+        Scenario(
+            "capture-lost",
+            "The engine loses its captured graphs and cannot build them again.",
+            "Steps run op by op; the cause names the graphs, not the load, and that a person has "
+            "to look.",
+            events=(
+                Event("The captured graphs are dropped.", fault("capture_lost")),
+                mended("A person mends the engine: graphs are captured again."),
+            ),
+            calm=0.7,
+            load=0.7,
+            cause="graph_capture_lost",
+        ),
+        Scenario(
+            "kv-pool-halved",
+            "Half of the blocks of a small KV pool are taken away.",
+            "Running requests are sent back; fewer are let run at once, or smaller blocks cut.",
+            events=(
+                Event("Half of the KV pool's blocks are taken away.", fault("kv_pool_halved")),
+                mended("A person gives the blocks back."),
+            ),
+            calm=0.6,
+            load=0.6,
+            engine_options=SMALL_POOL,
+            cause="kv_pool_exhausted",
+        ),
+        Scenario(
+            "slow-host",
+            "Other processes take the CPU of the engine's step thread.",
+            "Steps take longer at the same tokens; no knob is turned, the message says where to "
+            "look.",
+            events=(
+                Event("Two busy processes share the engine's CPU.", fault("slow_host")),
+                mended("A person ends the busy processes."),
+            ),
+            calm=0.5,
+            load=0.5,
+            cause="slow_host",
+        ),
+        Scenario(
+            "hand-edit",
+            "Somebody changes a setting on the engine itself, past Trimtab.",
+            "The edit is named with who and when, and put back to the very value.",
+            events=(EDIT,),
+            calm=0.5,
+            load=0.5,
+            cause="config_changed_by_hand",
+        ),
+        Scenario(
+            "overload",
+            "More arrives than the engine serves at any setting, of four priorities.",
+            "Infeasible, said so; the low tiers get 429 and the others first tokens in time.",
+            load=1.6,
+            tiers={"low": 0.4, "normal": 0.3, "high": 0.2, "realtime": 0.1},
+            windows=24,
+            cause="load_beyond_capacity",
+        ),
+        Scenario(
+            "engine-killed",
+            "The engine is killed under load and started again.",
+            "Requests it held fail at once and are counted as interrupted; its configuration is "
+            "as it was.",
+            events=(Event("The engine is killed.", kill("engine")),),
+            windows=20,
+        ),
+        Scenario(
+            "agent-killed",
+            "The agent is killed while a change is on trial and started again.",
+            "The trial comes to its end, kept or undone; the agent's journal knows which.",
+            events=(
+                EDIT,
+                Event("The agent is killed, mid-action.", kill("agent"), on_trial=True),
+            ),
+            calm=0.5,
+            load=0.5,
+        ),
+        Scenario(
+            "control-plane-killed",
+            "The control plane is killed while a change is on trial and started again.",
+            "The trial comes to its end, by the control plane or by the agent's own timer.",
+            events=(
+                EDIT,
+                Event(
+                    "The control plane is killed, mid-trial.", kill("control-plane"), on_trial=True
+                ),
+            ),
+            calm=0.5,
+            load=0.5,
+        ),
+    )
+}
+
+
+def listed() -> str:
+    """For `--help`: each scenario in a sentence."""
+    width = max(map(len, SCENARIOS))
+    return "\n".join(f"  {name:<{width}}  {each.about}" for name, each in SCENARIOS.items())

@@ -1,0 +1,91 @@
+"""The table of scenarios, and the story told at the end."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from controlplane.demo.closing import lines, moments
+from controlplane.demo.scenarios import LONG_PROMPT_TOKENS, SCENARIOS, Scenario
+from controlplane.demo.supervisor import Outage
+from controlplane.diagnosis.cause import causes
+from engine.replay import PROMPT_TOKENS_MAX, Record, Replayer, Request, Status, summarise
+
+ROOT = Path(__file__).parents[3]
+EACH = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
+
+
+@EACH
+def test_a_scenario_says_what_happens_and_what_to_watch_for(scenario: Scenario) -> None:
+    assert scenario.about.endswith(".")
+    assert scenario.watch_for.endswith(".")
+    assert scenario.cause in {"", *causes()}
+    times = [event.after_windows for event in scenario.events]
+    assert times == sorted(times)
+    assert all(at < scenario.windows for at in times)
+
+
+def test_every_cause_has_a_scenario() -> None:
+    assert {scenario.cause for scenario in SCENARIOS.values()} - {""} == set(causes())
+
+
+def test_the_docs_list_every_scenario() -> None:
+    told = re.findall(r"^\| `([a-z][a-z-]+)` \|", (ROOT / "docs/scenarios.md").read_text(), re.M)
+    assert told == list(SCENARIOS)
+
+
+@EACH
+def test_the_quiet_is_plain_traffic_and_the_load_shifts_after_it(scenario: Scenario) -> None:
+    requests = scenario.requests(1, 50.0, 60.0, 60.0)
+    assert requests == scenario.requests(1, 50.0, 60.0, 60.0)
+    quiet = [r for r in requests if r.at_s < 60]
+    shifted = requests[len(quiet) :]
+    assert len(quiet) == pytest.approx(3000 * scenario.calm, rel=0.1)
+    assert len(shifted) == pytest.approx(3000 * scenario.load, rel=0.1)
+    assert max(r.prompt_tokens for r in quiet) <= PROMPT_TOKENS_MAX
+    long = sum(r.prompt_tokens == LONG_PROMPT_TOKENS for r in shifted)
+    assert long / len(shifted) == pytest.approx(scenario.long_prompts, abs=0.07)
+
+
+def test_an_overload_comes_in_tiers() -> None:
+    overload = SCENARIOS["overload"]
+    sent = Counter(r.priority for r in overload.requests(1, 50.0, 60.0, 60.0))
+    for tier, share in overload.tiers.items():
+        assert sent[tier] / sent.total() == pytest.approx(share, abs=0.03)
+
+
+def test_a_priority_is_sent_as_a_header_and_a_long_prompt_whole() -> None:
+    replayer = Replayer("http://127.0.0.1:1")
+    message = replayer.message(Request(0.0, LONG_PROMPT_TOKENS, 8, "a", priority="low")).decode()
+    assert "\r\nX-Priority: low\r\n" in message
+    prompt = re.search(r'"prompt": "([^"]*)"', message)
+    assert prompt is not None
+    assert len(prompt[1]) == LONG_PROMPT_TOKENS - 1
+    assert "X-Priority" not in replayer.message(Request(0.0, 8, 8, "a")).decode()
+
+
+def test_the_story_is_told_in_order_in_seconds_since_it_began() -> None:
+    incident = {
+        "opened_at": "2026-01-01T00:01:00+00:00", "what": "9 of 10 late", "no_action": "",
+        "closed_at": "2026-01-01T00:03:00+00:00", "objective": "chat-ttft",
+        "diagnoses": [
+            {"made_at": "2026-01-01T00:01:05+00:00", "cause": "slow_host", "because": "steps"}
+        ],
+    }  # fmt: skip
+    old = {**incident, "opened_at": "2025-12-31T00:00:00+00:00", "diagnoses": [],
+           "closed_at": None}  # fmt: skip
+    delivery = {"state": "sent", "sent_at": "2026-01-01T00:01:06+00:00", "event": "opened",
+                "title": "late"}  # fmt: skip
+    midnight = 1767225600.0
+    told = moments(midnight + 30, midnight, [incident, old], [], [delivery])
+    assert [(at, step) for at, step, _ in told] == [
+        (30, "detected"), (35, "explained"), (36, "told"), (150, "over"),
+    ]  # fmt: skip
+    record = Record(Request(0.0, 8, 8, "a"), status=Status.LOST)
+    shown = lines([(0.0, "It broke.")], told, [Outage("agent", 1.0, 3.5)], summarise([record]))
+    assert shown[0].split() == ["+0", "s", "·", "It", "broke."]
+    assert "agent after 2.5 s" in shown[5]
+    assert shown[-1].split() == ["lost", "1"]
