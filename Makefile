@@ -9,8 +9,9 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 DEV := .venv/.dev
 NODE := node_modules/.ok
+WORDS := $(patsubst %.po,%.mo,$(wildcard locale/*/LC_MESSAGES/django.po))
 
-.PHONY: help run stop status test check bench chaos setup system clean
+.PHONY: help run stop status test check bench chaos setup system words clean
 
 help: ## this list
 	@printf 'Trimtab\n\n'
@@ -25,9 +26,9 @@ stop: ## end what `make run` started, and nothing else
 status: ## what runs, how it stands, what it costs
 	@$(BIN)/trimtab status
 
-setup: $(RUNTIME) $(NODE) ## Python and front-end files, for running
+setup: $(RUNTIME) $(NODE) $(WORDS) ## Python, front-end files and translations, for running
 
-test: $(DEV) $(NODE) system ## set up what the tests need and run them
+test: $(DEV) $(NODE) $(WORDS) system ## set up what the tests need and run them
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
@@ -40,10 +41,18 @@ check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
 	  rm -rf "$$TRIMTAB_HOME"
 
 bench: $(DEV) $(NODE) ## same-run comparisons; each prints its figures and PASS or FAIL
-	@for b in 'bench/ingest.py' 'bench/loop.py' 'bench/loop.py quiet'; do echo "== $$b"; $(BIN)/python $$b; done
+	@for b in 'bench/ingest.py' 'bench/loop.py' 'bench/loop.py quiet' bench/diagnosis.py; do echo "== $$b"; $(BIN)/python $$b; done
 
 chaos: $(DEV) $(NODE) ## kill −9 control plane, agent and engine under load, then count (N=50)
 	@$(BIN)/python bench/chaos.py --kills $${N:-50}
+
+words: $(DEV) ## collect the strings of pages into locale/, name those without a translation
+	@command -v xgettext >/dev/null || { echo 'No xgettext. On Debian: apt-get install gettext'; exit 1; }
+	@export TRIMTAB_HOME=$$(mktemp -d); \
+	  $(BIN)/python manage.py makemessages -l zh_Hans --no-wrap --no-obsolete --add-location file \
+	    $(addprefix -i ,.venv node_modules tests bench var); rm -rf "$$TRIMTAB_HOME"
+	@$(BIN)/python -c 'import polib, sys; [print(entry.msgid) for path in sys.argv[1:] \
+	  for entry in polib.pofile(path) if not entry.translated()]' $(WORDS:.mo=.po)
 
 clean: stop ## forget the demo's state (var/); keeps .venv and node_modules
 	@rm -rf var && echo 'Removed var/.'
@@ -57,6 +66,11 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	@echo '· Python packages (torch is the large one)'
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[engine]'
 	@touch $@
+
+# Where gettext is not installed the catalogues are compiled all the same.
+%.mo: %.po | $(RUNTIME)
+	@echo '· translations'
+	@$(BIN)/python -c 'import polib, sys; polib.pofile(sys.argv[1]).save_as_mofile(sys.argv[2])' $< $@
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo '· Python packages, with those for development'
@@ -73,6 +87,7 @@ $(NODE): package.json package-lock.json
 system:
 	@missing=''; \
 	[ -x /usr/bin/chromium ] || missing="$$missing chromium"; \
+	command -v xgettext >/dev/null || missing="$$missing gettext"; \
 	command -v gcc >/dev/null || missing="$$missing gcc libc6-dev"; \
 	if [ -n "$$missing" ]; then \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

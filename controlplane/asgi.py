@@ -1,7 +1,7 @@
 """The ASGI application: OTLP straight into telemetry's door, everything else through Django.
 
-Its lifespan starts Celery's worker and beat in threads, because the embedded store belongs to one
-process (set TRIMTAB_BROKER_URL to run workers elsewhere).
+Its lifespan starts OTLP/gRPC on its own port, and Celery's worker and beat in threads, because the
+embedded store belongs to one process (set TRIMTAB_BROKER_URL to run workers elsewhere).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from controlplane.accounts.selectors import ingest_tenant  # noqa: E402
 from controlplane.celery import SteadyScheduler  # noqa: E402
 from controlplane.celery import app as celery_app  # noqa: E402
 from tracing import wiring  # noqa: E402
-from tracing.receivers import otlp_http  # noqa: E402
+from tracing.receivers import otlp_grpc, otlp_http  # noqa: E402
 from tracing.types import StoreError  # noqa: E402
 
 otlp_application = otlp_http.application(ingest_tenant, wiring.door)
@@ -69,25 +69,53 @@ class EmbeddedCelery:
         self.worker.stop()
 
 
+class Lifespan:
+    """What starts before the first request and is stopped after the last one."""
+
+    def __init__(self) -> None:
+        embedded = settings.CELERY_BROKER_URL.startswith("memory:")
+        self.celery = EmbeddedCelery() if embedded else None
+        grpc = settings.TRIMTAB_OTLP_GRPC_PORT
+        self.grpc = otlp_grpc.OtlpGrpc(ingest_tenant, wiring.door) if grpc else None
+
+    async def start(self) -> None:
+        """Raises StoreError and OSError, in words that say what to do."""
+        # Takes most of a second, which the first sender or reader would wait for.
+        await asyncio.to_thread(wiring.door)
+        if self.grpc:
+            try:
+                await self.grpc.start(settings.TRIMTAB_BIND, settings.TRIMTAB_OTLP_GRPC_PORT)
+            except OSError as error:
+                await asyncio.to_thread(wiring.close)
+                raise OSError(
+                    f"{error}. Free the port or choose another with TRIMTAB_OTLP_GRPC_PORT=PORT "
+                    "(0: none)."
+                ) from error
+        if self.celery:
+            self.celery.start()
+
+    async def stop(self) -> None:
+        if self.grpc:
+            await self.grpc.stop()
+        if self.celery:
+            self.celery.stop()
+        # Makes durable what waits; it joins threads, so not on the loop that feeds them.
+        await asyncio.to_thread(wiring.close)
+
+
 async def lifespan(receive: otlp_http.Receive, send: otlp_http.Send) -> None:
-    embedded = EmbeddedCelery() if settings.CELERY_BROKER_URL.startswith("memory:") else None
+    life = Lifespan()
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
             try:
-                # Takes most of a second, which the first sender or reader would wait for.
-                await asyncio.to_thread(wiring.door)
-            except StoreError as error:
+                await life.start()
+            except (StoreError, OSError) as error:
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
                 return
-            if embedded:
-                embedded.start()
             await send({"type": "lifespan.startup.complete"})
         elif message["type"] == "lifespan.shutdown":
-            if embedded:
-                embedded.stop()
-            # Makes durable what waits; it joins threads, so not on the loop that feeds them.
-            await asyncio.to_thread(wiring.close)
+            await life.stop()
             await send({"type": "lifespan.shutdown.complete"})
             return
 

@@ -1,4 +1,4 @@
-"""The `trimtab` command: up, demo, agent, engine, status, token, channel, stop.
+"""The `trimtab` command. One function a subcommand; `trimtab --help` lists them.
 
 Commands that touch telemetry go through the REST API: exactly one process owns the embedded store.
 """
@@ -14,6 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from controlplane import declare
+from controlplane.client import Client, Stop
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -31,10 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stop as stop:
         print(f"trimtab {options.command}: {stop}", file=sys.stderr)
         return 1
-
-
-class Stop(Exception):
-    """Ends a command with a reason and a remedy for the person who typed it."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,18 +58,39 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser(name, help=about, add_help=False)
     status_ = add("status", status, "What runs, how it stands, what it costs.")
     status_.add_argument("--url", help="control plane (default: TRIMTAB_PUBLIC_URL)")
+    for noun in ("objective", "contract"):
+        declare.add_arguments(add(noun, promise, declare.ABOUT[noun]), noun)
     token_ = add("token", token, "Make a token, list them, or revoke one.")
     token_.add_argument("verb", choices=["create", "list", "revoke"])
     token_.add_argument("--kind", choices=["ingest", "agent", "api"], default="ingest")
+    token_.add_argument(
+        "--scope", action="append", choices=["read", "write", "act"],
+        help="create --kind api: what it may do; repeat for more (default: all)",
+    )  # fmt: skip
     token_.add_argument("--name", default="cli", help="what it is for; shown in lists")
     token_.add_argument("--prefix", help="revoke: the token's first characters, as listed")
     token_.add_argument("--tenant", default="default")
-    channel_ = add("channel", channel, "Say where messages about incidents go.")
-    channel_.add_argument("verb", choices=["add", "list", "remove"])
+    channel_ = add("channel", alerts, "Say where messages about incidents go.")
+    channel_.add_argument("verb", choices=["add", "list", "test", "remove"])
     channel_.add_argument("--name", help="what people call it; one of its name per tenant")
-    channel_.add_argument("--url", help="add: where to POST, http or https")
+    channel_.add_argument("--url", help="add: where to POST; - reads it from standard input")
     channel_.add_argument("--kind", default="webhook", help="add: how (default: webhook)")
+    channel_.add_argument("--secret", help="add: to sign with; - reads it from standard input")
+    channel_.add_argument("--severity", help="add: page, or ticket for all (default)")
+    channel_.add_argument("--remind-minutes", type=int, help="add: 0 says it once (default: 60)")
     channel_.add_argument("--tenant", default="default")
+    silence_ = add("silence", alerts, "Keep quiet about a service, an objective or an engine.")
+    silence_.add_argument("verb", choices=["add", "list", "end"])
+    for scope in ("service", "objective", "engine"):
+        silence_.add_argument(f"--{scope}", help=f"add: of this {scope} alone")
+    silence_.add_argument("--for", dest="lasts", metavar="TIME", help="add: 30m, 8h or 7d")
+    silence_.add_argument("--reason", help="add: why, for whoever wonders")
+    silence_.add_argument("--id", help="end: as listed; its first characters do")
+    silence_.add_argument("--tenant", default="default")
+    audit_ = add("audit", audit, "Check the audit log's chain, or list its newest entries.")
+    audit_.add_argument("verb", choices=["verify", "list"])
+    audit_.add_argument("--expect", default="", help="verify: a digest that has to be in it")
+    audit_.add_argument("--tenant", default="default")
     add("stop", stop, "End what `make run` started, and nothing else.")
     return top
 
@@ -97,7 +117,7 @@ def listen(host: str, port: int, purpose: str, setting: str) -> socket.socket:
 
 
 def up(options: argparse.Namespace) -> None:
-    """One process: ASGI on two ports, Celery's worker and beat in threads (asgi.py starts them)."""
+    """One process: ASGI on two ports, and what asgi.py starts: OTLP/gRPC, Celery in threads."""
     import django
     import uvicorn
 
@@ -111,6 +131,10 @@ def up(options: argparse.Namespace) -> None:
         listen(settings.TRIMTAB_BIND, settings.TRIMTAB_WEB_PORT, "pages", "TRIMTAB_WEB_PORT"),
         listen(settings.TRIMTAB_BIND, settings.TRIMTAB_OTLP_PORT, "OTLP", "TRIMTAB_OTLP_PORT"),
     ]
+    grpc_port = settings.TRIMTAB_OTLP_GRPC_PORT
+    if grpc_port:
+        # gRPC opens its port itself; a taken one is better told now than by a failed start.
+        listen(settings.TRIMTAB_BIND, grpc_port, "OTLP/gRPC", "TRIMTAB_OTLP_GRPC_PORT").close()
     call_command("migrate", verbosity=0, interactive=False)
     login = first_owner(settings.TRIMTAB_HOME)
     config = uvicorn.Config(
@@ -127,7 +151,10 @@ def up(options: argparse.Namespace) -> None:
     # second one must not count as a death.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    print(f"Trimtab at {settings.TRIMTAB_PUBLIC_URL}  ·  OTLP/HTTP on {settings.TRIMTAB_OTLP_PORT}")
+    print(
+        f"Trimtab at {settings.TRIMTAB_PUBLIC_URL}  ·  OTLP/HTTP on {settings.TRIMTAB_OTLP_PORT}"
+        + (f"  ·  OTLP/gRPC on {grpc_port}" if grpc_port else "")
+    )
     print(f"Sign in as {login.name}; the password is in {login.path}", flush=True)
     server = uvicorn.Server(config)
     server.run(sockets=sockets)
@@ -138,8 +165,10 @@ def up(options: argparse.Namespace) -> None:
 def open_home() -> Path:
     """Django over TRIMTAB_HOME; returns it. Raises Stop where no control plane has been yet."""
     import django
+    from django.apps import apps
 
-    django.setup()
+    if not apps.ready:  # again, it would tie the log to what standard error is now
+        django.setup()
     from django.conf import settings
     from django.db import connection
 
@@ -149,30 +178,34 @@ def open_home() -> Path:
     return home
 
 
+def client_of(options: argparse.Namespace) -> Client:
+    """A connection to `--url` with TRIMTAB_API_TOKEN; on the control plane's own machine, where
+    neither need be said, with the token of this machine."""
+    url = options.url or os.environ.get("TRIMTAB_PUBLIC_URL")
+    token = os.environ.get("TRIMTAB_API_TOKEN")
+    if not (url and token):
+        home = open_home()
+        from django.conf import settings
+
+        from controlplane.accounts.first_run import token_for_cli
+
+        url, token = url or settings.TRIMTAB_PUBLIC_URL, token or token_for_cli(home)
+    return Client(url, token)
+
+
+def promise(options: argparse.Namespace) -> None:
+    with client_of(options) as client:
+        declare.run(client, options)
+
+
 def status(options: argparse.Namespace) -> None:
-    home = open_home()
-    import httpx
-    from django.conf import settings
-
-    from controlplane.accounts.first_run import token_for_cli
-
-    url = (options.url or settings.TRIMTAB_PUBLIC_URL).rstrip("/")
-    headers = {"Authorization": f"Bearer {token_for_cli(home)}"}
-    with httpx.Client(base_url=url, headers=headers, timeout=10) as client:
-
-        def get(path: str) -> httpx.Response:
-            try:
-                answer = client.get(path)
-            except httpx.TransportError as error:
-                raise Stop(f"no control plane at {url} ({error}). Start one: trimtab up") from None
-            if answer.status_code != 200:
-                raise Stop(f"{url}{path} answered {answer.status_code}: {answer.text[:200]}")
-            return answer
-
-        print_process(url, get("/metrics").text)
-        for noun in ("nodes", "engines", "objectives", "incidents"):
-            for row in get(f"/api/v1/{noun}/").json()[noun]:
+    with client_of(options) as client:
+        print_process(client.url, client.call("GET", "/metrics").text)
+        for noun in ("nodes", "engines", "objectives"):
+            for row in client.rows(noun):
                 print_row(noun[:-1], STATUS_ROWS[noun](row))
+        for row in client.get("incidents/")["incidents"]:
+            print_row("incident", STATUS_ROWS["incidents"](row))
 
 
 STATUS_ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -226,17 +259,24 @@ def open_tenant(slug: str) -> Any:
 
 def token(options: argparse.Namespace) -> None:
     tenant = open_tenant(options.tenant)
+    from django.core.exceptions import ValidationError
+
     from controlplane.accounts.models import Token
     from controlplane.accounts.services import token_create, token_revoke
 
     if options.verb == "create":
-        made, secret = token_create(tenant=tenant, kind=options.kind, name=options.name)
+        try:
+            made, secret = token_create(
+                tenant=tenant, kind=options.kind, name=options.name, scopes=options.scope
+            )
+        except ValidationError as error:
+            raise Stop("; ".join(error.messages)) from None
         print(secret)
         print(f"{made.kind} token {made.name!r}; shown this once.", file=sys.stderr)
     elif options.verb == "list":
         for row in Token.objects.filter(tenant=tenant).order_by("created_at"):
             used = f"{row.last_used_at:%Y-%m-%d %H:%M}" if row.last_used_at else "never used"
-            print(f"{row.prefix}…  {row.kind:<6}  {row.name:<24}  "
+            print(f"{row.prefix}…  {row.kind:<6}  {row.name:<24}  {','.join(row.scopes):<14}  "
                   f"{'revoked' if row.revoked_at else used}")  # fmt: skip
     else:
         rows = Token.objects.filter(tenant=tenant, prefix=options.prefix, revoked_at=None)
@@ -246,56 +286,34 @@ def token(options: argparse.Namespace) -> None:
         print(f"Revoked {rows[0].prefix}… ({rows[0].name}).")
 
 
-def channel(options: argparse.Namespace) -> None:
+def alerts(options: argparse.Namespace) -> None:
+    """`channel` and `silence`: what their room's commands say, one line each."""
     tenant = open_tenant(options.tenant)
-    from controlplane.alerts.models import Channel
+    from controlplane.alerts.channel import ChannelError
+    from controlplane.alerts.commands import COMMANDS
 
-    channels = Channel.objects.filter(tenant=tenant).order_by("name")
+    for name in ("url", "secret"):
+        if getattr(options, name, None) == "-":
+            setattr(options, name, sys.stdin.readline().strip())
+    try:
+        for line in COMMANDS[options.command, options.verb](tenant, options):
+            print(line)
+    except ChannelError as error:
+        raise Stop(str(error)) from None
+
+
+def audit(options: argparse.Namespace) -> None:
+    tenant = open_tenant(options.tenant)
+    from controlplane.accounts.audit import audit_recent, verify
+
     if options.verb == "list":
-        for row in channels:
-            print(f"{row.name:<24}  {row.kind:<8}  {row.url}{'' if row.enabled else '  disabled'}")
+        for row in reversed(audit_recent(tenant)):
+            print(f"{row.at:%Y-%m-%d %H:%M:%S}  {row}")
         return
-    if not options.name:
-        raise Stop(f"{options.verb} wants --name")
-    if options.verb == "remove":
-        if not channels.filter(name=options.name).exists():
-            known = ", ".join(row.name for row in channels) or "none"
-            raise Stop(f"--name {options.name!r} is no channel. Known: {known}")
-        channels.filter(name=options.name).delete()
-        print(f"Removed {options.name}, and what was still to be sent there.")
-        return
-    if taken := channels.filter(name=options.name).first():
-        raise Stop(f"--name {taken.name!r} is taken, for {taken.url}; remove it first")
-    made = Channel(tenant=tenant, name=options.name, kind=options.kind, url=options.url or "")
-    channel_check(made)
-    made.save()
-    print(f"Messages about incidents go to {made.url} from now on.")
-
-
-def channel_check(made: Any) -> None:
-    """Raises Stop for a channel that could never deliver."""
-    from urllib.parse import urlsplit
-
-    from django.core.exceptions import ValidationError
-
-    from controlplane.alerts.channel import channels
-
-    if made.kind not in channels():
-        raise Stop(f"--kind {made.kind!r}: allowed: {', '.join(channels())}")
-    try:
-        parts = urlsplit(made.url)
-        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        fits = False
-    if not fits or len(made.url) > 500 or not made.url.isprintable():
-        raise Stop(
-            f"--url {made.url!r}: wanted: an http or https address of at most 500 characters"
-        )
-    try:
-        # Django's own check of addresses wants a dot in every host name.
-        made.full_clean(exclude=["url"])
-    except ValidationError as error:
-        raise Stop("; ".join(error.messages)) from None
+    check = verify(tenant, expect=options.expect)
+    if not check.holds:
+        raise Stop(f"the chain does not hold after {check.entries} entries: {check.broken}")
+    print(f"{check.entries} entries, the chain holds. Newest digest: {check.head}")
 
 
 def stop(options: argparse.Namespace) -> None:

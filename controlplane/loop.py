@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from controlplane.accounts.models import Tenant
-from controlplane.actions.selectors import acted_at, actions_of, sentence
+from controlplane.actions.links import links_of
+from controlplane.actions.selectors import acted_at, acting, actions_of, sentence
 from controlplane.actions.services import action_propose, actions_reconcile
-from controlplane.alerts.services import incident_tell
+from controlplane.alerts.message import sentences
+from controlplane.alerts.telling import incident_tell, incidents_to_tell
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import diagnosis_due, incidents_open, story, story_due
 from controlplane.diagnosis.services import incident_explain, incident_update, incidents_lapse
@@ -54,15 +56,15 @@ def steer(tenant: Tenant, reader: Reader, now: datetime) -> None:
     actions_reconcile(tenant=tenant, reader=reader, now=now)
 
     # Explain, choose what to do about it, and hand that to the agents.
-    each_incident(tenant, lambda incident: explain_and_act(incident, reader, now))
+    each(incidents_open(tenant), lambda incident: explain_and_act(incident, reader, now))
     actions_reconcile(tenant=tenant, reader=reader, now=now)
 
-    # Tell: what, because of what, and what is being done.
-    each_incident(tenant, lambda incident: tell(incident, now))
+    # Tell: what, because of what, what is being done, and what came of it.
+    each(incidents_to_tell(tenant), lambda incident: tell(incident, now))
 
 
-def each_incident(tenant: Tenant, handle: Callable[[Incident], None]) -> None:
-    for incident in incidents_open(tenant):
+def each(incidents: Iterable[Incident], handle: Callable[[Incident], None]) -> None:
+    for incident in incidents:
         try:
             handle(incident)
         except Exception:  # one incident in trouble does not stop the others
@@ -71,29 +73,26 @@ def each_incident(tenant: Tenant, handle: Callable[[Incident], None]) -> None:
 
 def explain_and_act(incident: Incident, reader: Reader, now: datetime) -> None:
     """Asks the causes, and takes the named one's remedy, unless a trial is still running."""
-    if any(action.ended_at is None for action in actions_of(incident)):
+    if acting(incident):
         return
     if not diagnosis_due(incident, now=now, acted_at=acted_at(incident)):
         return
     diagnosis = incident_explain(incident=incident, reader=reader, now=now)
     if diagnosis is not None:
-        engine = engine_of(incident)
-        action_propose(incident=incident, diagnosis=diagnosis, engine=engine, now=now)
+        action_propose(incident=incident, diagnosis=diagnosis, engine=engine_of(incident), now=now)
 
 
 def tell(incident: Incident, now: datetime) -> None:
-    """One message per channel, once there is an explanation to give, or none to be had."""
-    if not story_due(incident, now=now):
+    """What is due to each channel: once explained, or unexplainable; at the end, once proved."""
+    if not story_due(incident, now=now) or (incident.closed_at and acting(incident)):
         return
-    told, action = story(incident), next(reversed(actions_of(incident)), None)
-    doing = sentence(action) if action else told.no_action
-    parts = filter(None, (told.what, told.because, doing))
+    told, acted = story(incident), actions_of(incident)
+    latest = acted if incident.closed_at else acted[-1:]
     incident_tell(
         incident=incident,
-        title=told.what,
-        text=". ".join(part[0].upper() + part[1:] for part in parts),
+        story=told,
+        doing=sentences(*map(sentence, latest)) or told.no_action,
+        engine=acted[-1].engine.name if acted else incident.scope,
+        links=links_of(acted[-1], now) if acted else None,
         now=now,
-        engine=action.engine.name if action else incident.scope,
-        cause=told.cause_label,
-        action=doing,
     )

@@ -14,7 +14,6 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.translation import gettext_lazy as _
 
 T = TypeVar("T")
 
@@ -79,6 +78,9 @@ TRIMTAB_PUBLIC_URL = env(
     "an http or https address",
 )
 TRIMTAB_OTLP_PORT = int(env("TRIMTAB_OTLP_PORT", "4318", number(1, 65535), "a port, 1 to 65535"))
+TRIMTAB_OTLP_GRPC_PORT = int(
+    env("TRIMTAB_OTLP_GRPC_PORT", "4317", number(0, 65535), "a port, 1 to 65535, or 0 for none")
+)
 TRIMTAB_BIND = os.environ.get("TRIMTAB_BIND", "127.0.0.1")
 
 # Time (docs/settings.md): how often the loop looks, and how wide its windows are
@@ -95,6 +97,10 @@ if TRIMTAB_CONTROL_WINDOW_S < 2 * TRIMTAB_SCRAPE_S:
 # How the loop may act: observe (explain and tell only) or auto
 TRIMTAB_AUTOPILOT = env("TRIMTAB_AUTOPILOT", "1", flag, "0 (observe) or 1 (act)")
 TRIMTAB_RETENTION_DAYS = int(env("TRIMTAB_RETENTION_DAYS", "30", number(1, 400), "days, 1 to 400"))
+
+TRIMTAB_API_REQUESTS_PER_MIN = int(
+    env("TRIMTAB_API_REQUESTS_PER_MIN", "1200", number(1, 1_000_000), "requests, 1 to 1,000,000")
+)
 
 # Django
 SECRET_KEY = secret_key(TRIMTAB_HOME)
@@ -124,6 +130,7 @@ INSTALLED_APPS = [
     "django_htmx",
     "template_partials",
     "rest_framework",
+    "drf_spectacular",
     "controlplane.accounts",
     "tracing",
     "slo",
@@ -196,8 +203,12 @@ SERVESTATIC_USE_MANIFEST = False
 SERVESTATIC_AUTOREFRESH = False
 
 LANGUAGE_CODE = "en"
-# A language is listed once its catalogue exists, so that `lang` never names another.
-LANGUAGES = [("en", _("English"))]
+# locale/ holds the catalogue of each but English.
+LANGUAGES = [("en", "English"), ("zh-hans", "简体中文")]
+LANGUAGE_COOKIE_NAME = "language"
+LANGUAGE_COOKIE_AGE = 31_536_000
+LANGUAGE_COOKIE_SAMESITE = "Lax"
+LANGUAGE_COOKIE_SECURE = HTTPS
 LOCALE_PATHS = [BASE_DIR / "locale"]
 USE_I18N = True
 USE_TZ = True
@@ -216,8 +227,23 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["controlplane.accounts.authentication.InTenant"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["controlplane.accounts.parsers.StrictJson"],
+    "DEFAULT_THROTTLE_CLASSES": ["controlplane.accounts.throttle.RequestsPerMinute"],
+    "DEFAULT_SCHEMA_CLASS": "controlplane.accounts.schema.Schema",
+    "DEFAULT_METADATA_CLASS": None,  # the schema is at one address, not behind OPTIONS
     "EXCEPTION_HANDLER": "controlplane.accounts.authentication.error_response",
     "UNAUTHENTICATED_USER": None,
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Trimtab",
+    "DESCRIPTION": "Every noun of the control plane: what is promised, how it stands, what went "
+    "wrong and why, what was changed and what came of it.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "LICENSE": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+    "SERVERS": [{"url": TRIMTAB_PUBLIC_URL}],
+    "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
+    "POSTPROCESSING_HOOKS": [],  # words allowed stand where they are, not under made-up names
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
 
@@ -238,7 +264,10 @@ LOGGING = {
     "root": {"handlers": ["console"], "level": os.environ.get("TRIMTAB_LOG_LEVEL", "INFO")},
     "loggers": {
         "celery": {"level": "WARNING"},
+        # Their lines quote addresses, and a chat channel's address is its secret.
+        "apprise": {"level": "CRITICAL"},
         "httpx": {"level": "WARNING"},
+        "httpcore": {"level": "WARNING"},
         "uvicorn.access": {"level": "WARNING"},
     },
 }

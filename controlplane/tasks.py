@@ -11,9 +11,11 @@ from django.utils import timezone
 from controlplane import loop
 from controlplane.accounts import services as accounts
 from controlplane.actions import retention as actions
-from controlplane.alerts import services as alerts
+from controlplane.alerts import outbox
+from controlplane.alerts import retention as alerts
 from controlplane.diagnosis import retention as diagnosis
 from controlplane.fleet import services as fleet
+from slo import contracts
 from slo import services as slo
 
 
@@ -24,7 +26,7 @@ def loop_pass() -> None:
 
 @shared_task
 def deliver_due() -> None:
-    alerts.deliver_due(timezone.now())
+    outbox.deliver_due(timezone.now())
 
 
 @shared_task
@@ -33,7 +35,9 @@ def prune() -> None:
     now = timezone.now()
     before = now - timedelta(days=settings.TRIMTAB_RETENTION_DAYS)
     actions.prune(before)
+    alerts.prune(before)
     diagnosis.prune(before)
     fleet.prune(before)
+    contracts.contracts_settle(now)
     slo.readings_prune(now)
     accounts.prune(now)

@@ -92,6 +92,7 @@ class SimulatedNode:
             sent_at=utc_text(self.now.timestamp()),
             engines=[self._report()],
             results=self.journal.results(100),
+            kill_switch=(self.folder / "stop").exists(),
         )
 
     def send(self, request: SyncRequest) -> SyncReply:

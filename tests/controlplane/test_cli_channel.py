@@ -39,7 +39,10 @@ def test_a_channel_is_added_listed_and_removed(capsys: pytest.CaptureFixture[str
         (("oncall", "ftp://a.example/"), "an http or https address"),
         (("oncall", "http://[::1/"), "an http or https address"),
         (("oncall", "http://a.example:99999/"), "an http or https address"),
-        (("oncall", "http://a.example/", "--kind", "pigeon"), "allowed: webhook"),
+        (
+            ("oncall", "http://a.example/", "--kind", "pigeon"),
+            "allowed: dingtalk, feishu, slack, teams, webhook, wecom",
+        ),
         (("oncall", "http://a.example/", "--tenant", "acme"), "Known: default"),
     ],
 )
@@ -54,4 +57,4 @@ def test_what_could_never_deliver_is_refused(
 def test_a_name_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert add() == 0
     assert add(url="http://b.example/") == 1
-    assert "is taken, for http://alert-relay:8300/hook" in capsys.readouterr().err
+    assert "is taken, for http://alert-relay:8300/…" in capsys.readouterr().err

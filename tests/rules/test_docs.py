@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from engine import knobs as engine_knobs
+from tracing import samples, spans
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,18 +33,26 @@ def test_the_table_of_knobs_is_the_engines_registry() -> None:
     assert set(told) == set(registry)
     for name, (unit, bounds, ladder, apply_class, default) in told.items():
         knob = registry[name]
-        assert unit == knob.unit, name
-        assert bounds == f"{knob.minimum}–{knob.maximum}", name
-        assert [int(step) for step in ladder.split()] == list(knob.ladder), name
+        assert unit == (knob.unit or "–"), name
+        assert bounds == ("–" if knob.choices else f"{knob.minimum}–{knob.maximum}"), name
+        assert ladder.split() == [str(step) for step in knob.ladder], name
         assert apply_class == knob.apply_class, name
-        assert int(default) == knob.default, name
+        assert default == str(knob.default), name
 
 
 def test_the_ladders_are_those_the_control_plane_climbs() -> None:
     from controlplane.actions.knob import knobs
 
     for slug, knob in knobs().items():
-        assert [int(step) for step in knob_rows()[slug][2].split()] == list(knob.ladder), slug
+        steps = [str(step) for step in knob.ladder or knob.choices]
+        assert knob_rows()[slug][2].split() == steps, slug
+        assert knob_rows()[slug][3] == knob.apply_class, slug
+
+
+def test_every_reason_to_leave_telemetry_out_is_told() -> None:
+    told = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs/telemetry.md").read_text()))
+    unread = set(re.findall(r'"(unreadable_[a-z]+)"', (ROOT / "tracing/wire_json.py").read_text()))
+    assert {*spans.WORDS, *samples.WORDS, *unread} <= told
 
 
 def test_every_cause_has_a_runbook() -> None:

@@ -15,7 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = {
     "controlplane.diagnosis.causes": {"controlplane.diagnosis.cause", "tracing.types"},
     "controlplane.actions.knobs": {"controlplane.actions.knob"},
-    "controlplane.alerts.channels": {"controlplane.alerts.channel"},
+    "controlplane.alerts.channels": {
+        "controlplane.alerts.channel",
+        "controlplane.alerts.post",
+        "controlplane.alerts.chat",
+    },
     "slo.indicators": {"slo.indicator", "tracing.types"},
     "gpu_agent.sources": {"gpu_agent.source", "gpu_agent.otlp"},
     "gpu_agent.engines": {
