@@ -6,6 +6,7 @@ Commands that touch telemetry go through the REST API: exactly one process owns 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import socket
@@ -169,6 +170,7 @@ def open_home() -> Path:
 
     if not apps.ready:  # again, it would tie the log to what standard error is now
         django.setup()
+        logging.getLogger().setLevel(logging.WARNING)  # a command says what it did itself
     from django.conf import settings
     from django.db import connection
 
