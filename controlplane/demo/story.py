@@ -45,8 +45,10 @@ def sentences(
     told: list[tuple[tuple[str, str], str]] = []
     for row in reversed(incidents):
         told.append(((row["id"], "opened"), f"▲ detected: {row['what']}"))
-        if row.get("because"):
-            told.append(((row["id"], "because " + row["cause"]), f"  because {row['because']}"))
+        if because := row.get("because"):
+            # “TTFT p99 is 2 s because …” says it already.
+            link = "" if " because " in because else "because "
+            told.append(((row["id"], "because " + row["cause"]), f"  {link}{because}"))
     told += [((row["id"], row["state"]), f"◆ {row['sentence']}") for row in reversed(actions)]
     told += [
         ((row["id"], f"closed {row['closed_at']}"), f"● over: {row['objective']} is met again")
