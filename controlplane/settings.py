@@ -260,7 +260,10 @@ LOGGING = {
     "formatters": {
         "line": {"format": "%(asctime)s %(levelname).1s %(name)s: %(message)s"},
     },
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "filters": {"links": {"()": "controlplane.web.discretion.LinksHidden"}},
+    "handlers": {
+        "console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["links"]}
+    },
     "root": {"handlers": ["console"], "level": os.environ.get("TRIMTAB_LOG_LEVEL", "INFO")},
     "loggers": {
         "celery": {"level": "WARNING"},
