@@ -39,7 +39,8 @@ from chaos_spans import SpanSender
 from controlplane.demo.house import PROCESSES, House, Ports
 from controlplane.demo.receiver import Receiver
 from controlplane.demo.supervisor import BACK_S_MAX, Outage, Supervisor, answers
-from engine.replay import Record, Replayer, Request, Status, arrivals
+from engine.load import Request, arrivals
+from engine.replay import Record, Replayer, Status
 
 INSIDE = [sys.executable, str(Path(__file__).with_name("chaos_inside.py"))]
 SCRAPE_S = 1

@@ -26,21 +26,17 @@ from controlplane.demo.receiver import Receiver
 from controlplane.demo.scenarios import CALM, SCENARIOS, Scenario, listed
 from controlplane.demo.screen import Screen
 from controlplane.demo.story import follow
-from engine.replay import (
+from engine.load import (
     BURST_LOAD,
     LENGTH_DIVISOR,
     OUTPUT_TOKENS_MAX,
     PROMPT_TOKENS_MAX,
-    Record,
-    Replayer,
     Request,
-    Status,
-    Summary,
     arrivals,
     bursts,
     read_azure_csv,
-    summarise,
 )
+from engine.replay import Record, Replayer, Status, Summary, summarise
 
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES = 30.0

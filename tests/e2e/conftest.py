@@ -91,22 +91,24 @@ def stop(server: subprocess.Popen[bytes]) -> None:
             server.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     server, running = start(tmp_path_factory.mktemp("home"), fill=True)
     yield running
     stop(server)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def empty_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     server, running = start(tmp_path_factory.mktemp("empty"), fill=False)
     yield running
     stop(server)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[object]:
+    """Until the last test of this folder: while Playwright runs, the main thread has a running
+    event loop, under which no other test could start its own."""
     if not Path(CHROMIUM).exists():
         pytest.skip(f"needs Chromium: {CHROMIUM} is not there (Debian: apt install chromium)")
     playwright = pytest.importorskip("playwright.sync_api", reason="needs pip's playwright")

@@ -12,7 +12,8 @@ from controlplane.demo.closing import lines, moments
 from controlplane.demo.scenarios import LONG_PROMPT_TOKENS, SCENARIOS, Scenario
 from controlplane.demo.supervisor import Outage
 from controlplane.diagnosis.cause import causes
-from engine.replay import PROMPT_TOKENS_MAX, Record, Replayer, Request, Status, summarise
+from engine.load import PROMPT_TOKENS_MAX, Request
+from engine.replay import Record, Replayer, Status, summarise
 
 ROOT = Path(__file__).parents[3]
 EACH = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
