@@ -17,7 +17,6 @@ neither answered nor failed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -25,21 +24,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import chaos_check as check
 from chaos_spans import SpanSender
+from plant import Load
 
 from controlplane.demo.house import PROCESSES, House, Ports
 from controlplane.demo.receiver import Receiver
 from controlplane.demo.supervisor import BACK_S_MAX, Outage, Supervisor, answers
-from engine.replay import Record, Replayer, Request, Status, arrivals
+from engine.replay import Record, Status, arrivals
 
 INSIDE = [sys.executable, str(Path(__file__).with_name("chaos_inside.py"))]
 SCRAPE_S = 1
@@ -140,30 +138,6 @@ class Storm(Supervisor):
             waiting = [name for name in waiting if not answers(self.house.health_url(name))]
         self.died += [f"{name} did not come back within {BACK_S_MAX:g} s" for name in waiting]
         return not waiting
-
-
-class Load(threading.Thread):
-    """The open-loop load, in a thread with a loop of its own, until `finish`."""
-
-    def __init__(self, url: str, requests: list[Request]) -> None:
-        super().__init__(name="load", daemon=True)
-        self.replayer = Replayer(url)
-        self.requests = requests
-        self.ending = threading.Event()
-
-    def run(self) -> None:
-        until_told = takewhile(lambda _: not self.ending.is_set(), self.requests)
-        asyncio.run(self.replayer.run(until_told))
-
-    def finish(self) -> list[Record]:
-        self.ending.set()
-        self.join()
-        return self.replayer.records
-
-    def count(self) -> str:
-        counts = Counter(record.status for record in list(self.replayer.records))
-        words = (Status.OK, Status.INTERRUPTED, Status.REJECTED, Status.FAILED)
-        return ", ".join(f"{counts[word]:,} {word}" for word in words if counts[word])
 
 
 def inside(house: House, *arguments: str, stdin: str = "") -> Any:

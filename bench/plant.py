@@ -9,11 +9,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,30 @@ def warm_up(built: House) -> None:
     drive(built, arrivals(99, [(2.0, 5.0)], name="warm"))
 
 
+class Load(threading.Thread):
+    """The open-loop load, in a thread with a loop of its own, until `finish`."""
+
+    def __init__(self, url: str, requests: list[Request]) -> None:
+        super().__init__(name="load", daemon=True)
+        self.replayer = Replayer(url)
+        self.requests = requests
+        self.ending = threading.Event()
+
+    def run(self) -> None:
+        until_told = takewhile(lambda _: not self.ending.is_set(), self.requests)
+        asyncio.run(self.replayer.run(until_told))
+
+    def finish(self) -> list[Record]:
+        self.ending.set()
+        self.join()
+        return self.replayer.records
+
+    def count(self) -> str:
+        counts = Counter(record.status for record in list(self.replayer.records))
+        words = (Status.OK, Status.INTERRUPTED, Status.REJECTED, Status.FAILED)
+        return ", ".join(f"{counts[word]:,} {word}" for word in words if counts[word])
+
+
 def capacity_here() -> float:
     """Requests a second an engine with the defaults sustains here."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -120,7 +145,8 @@ def capacity_here() -> float:
 def verdict(metric: str, value: float, target: str, passed: bool) -> bool:
     """Prints `<bench> <metric> <value> target <t> PASS|FAIL`."""
     name, word = Path(sys.argv[0]).stem, "PASS" if passed else "FAIL"
-    say(f"{name} {metric} {value:.3f} target {target} {word}")
+    shown = f"{value:.3f}" if isinstance(value, float) else value
+    say(f"{name} {metric} {shown} target {target} {word}")
     return passed
 
 

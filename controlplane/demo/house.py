@@ -221,11 +221,13 @@ class House:
         raise NotReady(f"{name} did not answer at {url} within {READY_S_MAX:g} s:\n"
                        f"{self.processes.tail(name)}")  # fmt: skip
 
-    def api(self, path: str) -> Any:
-        """JSON of a GET below /api/v1/. Raises httpx.HTTPStatusError."""
-        answer = httpx.get(
+    def api(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """JSON of a GET below /api/v1/, with a `body` of a POST. Raises httpx.HTTPError."""
+        answer = httpx.request(
+            "GET" if body is None else "POST",
             f"{self.web_url}/api/v1/{path}",
             headers={"Authorization": f"Bearer {self.secrets['api']}"},
+            json=body,
             timeout=30,
         )
         answer.raise_for_status()
