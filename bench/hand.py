@@ -67,7 +67,7 @@ class Hand(threading.Thread):
         self.join()
 
     def turn(self) -> None:
-        """One change: kept at once and perhaps taken back later, or on trial and taken back."""
+        """One change, kept at once; now and then taken back, once kept or before that."""
         engine = self.ask(f"engines/{self.engine}/")
         knob = self.draw.choice(sorted(MENU))
         if engine is None or knob not in engine["values"]:
@@ -75,33 +75,41 @@ class Hand(threading.Thread):
         value = self.draw.choice([v for v in MENU[knob] if v != engine["values"][knob]])
         some = UNDO_MORE * self.rollbacks / self.changes
         undo = self.draw.random() < some and len(self.taken_back) < self.rollbacks
-        how = "trial" if undo and self.draw.random() < 0.5 else "at_once"
-        key = str(UUID(int=self.draw.getrandbits(128)))
-        order = {"engine": self.engine, "values": {knob: value}, "how": how, "key": key}
-        action = self.ask("actions/", order)
-        if action is None:
-            return
-        self.ordered.append(action["id"])
-        action = self.follow(action["id"], ON_TRIAL if how == "trial" else frozenset())
+        early = undo and self.draw.random() < 0.5
+        # Few engines of a service may be on trial at once: else it is no trial.
+        action = self.order(knob, value, "trial") if early else None
+        action = action or self.order(knob, value, "at_once")
+        action = self.follow(action["id"], ON_TRIAL if early else frozenset()) if action else None
         if action is None or not action["applied_at"]:
             return
         self.changed.append(action["id"])
         if undo and action["state"] in (*ON_TRIAL, KEPT):
-            self.take_back(action)
+            self.take_back(action["id"])
 
-    def take_back(self, action: dict[str, Any]) -> None:
-        self.ending.wait(self.draw.uniform(*WAIT_S))
-        self.ask(f"actions/{action['id']}/rollback/", {})
-        if action["state"] == KEPT:  # another action does it; its answer may have got lost
-            rows = self.ask(f"actions/?engine={self.engine}&limit=20")
-            undoes = [r for r in rows["actions"] if r["undoes"] == action["id"]] if rows else []
-            done = self.follow(undoes[0]["id"]) if undoes else None
-            ended = done is not None and done["state"] == KEPT
-        else:
-            done = self.follow(action["id"])
-            ended = done is not None and done["state"] == "rolled_back"
-        if ended:
-            self.taken_back.append(action["id"])
+    def order(self, knob: str, value: int | str, how: str) -> dict[str, Any] | None:
+        key = str(UUID(int=self.draw.getrandbits(128)))
+        asked = {"engine": self.engine, "values": {knob: value}, "how": how, "key": key}
+        action = self.ask("actions/", asked)
+        if action is not None:
+            self.ordered.append(action["id"])
+        return action
+
+    def take_back(self, action_id: str) -> None:
+        for _ in range(2):  # refused while its confirmation is on its way: again once it is kept
+            answer = self.ask(f"actions/{action_id}/rollback/", {})
+            undo = answer["id"] if answer else self.undo_of(action_id)
+            done = self.follow(undo)
+            if done is None:
+                return
+            if done["state"] == ("rolled_back" if undo == action_id else KEPT):
+                self.taken_back.append(action_id)
+                return
+
+    def undo_of(self, action_id: str) -> str:
+        """The action that takes it back: another for a kept one, else itself."""
+        rows = self.ask(f"actions/?engine={self.engine}&limit=20")
+        found = (row["id"] for row in rows["actions"] if row["undoes"] == action_id) if rows else ()
+        return next(iter(found), action_id)
 
     def follow(self, action_id: str, to: frozenset[str] = frozenset()) -> dict[str, Any] | None:
         """The action once it has ended, or has come to one of the states; None after END_S_MAX."""
