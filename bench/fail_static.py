@@ -145,9 +145,9 @@ def unheard(arm: Arm, began: float, ended: float, step_s: float) -> tuple[int, i
     )
     found = arm.house.api(f"series/?{query}")["series"]
     values = found[0]["values"] if found else []
-    wanted = int((ended - began) // step_s)
+    windows = max(len(values), int((ended - began) // step_s))
     measured = [value for value in values if value is not None]
-    return max(0, wanted - len(measured)), wanted, sum(measured)
+    return windows - len(measured), windows, sum(measured)
 
 
 def run(options: argparse.Namespace) -> int:
