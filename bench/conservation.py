@@ -214,7 +214,7 @@ def main() -> int:
     parser.add_argument("--changes", type=int, default=500)
     parser.add_argument("--rollbacks", type=int, default=50)
     parser.add_argument("--kills", type=int, default=40, help="half of the agent, half of control")
-    parser.add_argument("--load", type=float, default=0.25, help="of all, as a share of one engine")
+    parser.add_argument("--load", type=float, default=0.2, help="of all, as a share of one engine")
     parser.add_argument("--seed", type=int, default=1, help="of load, changes and kills")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
