@@ -219,9 +219,3 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     )
 }
-
-
-def listed() -> str:
-    """For `--help`: each scenario in a sentence."""
-    width = max(map(len, SCENARIOS))
-    return "\n".join(f"  {name:<{width}}  {each.about}" for name, each in SCENARIOS.items())
