@@ -72,9 +72,11 @@ class Screen:
 
     def chat(self, message: dict[str, Any]) -> None:
         """The message as a chat service would show it."""
-        body = str(message.get("text", "")).splitlines()
+        title, text = str(message.get("title", "")), str(message.get("text", ""))
         links = [str(message[key]) for key in ("incident_url", "trace_url") if message.get(key)]
-        self.box(f"chat: {message.get('title', '')}", [*body, "", *links])
+        # A title that is the text's first sentence is read there, whole.
+        head = "chat" if text.startswith(title) else f"chat: {title}"
+        self.box(head, [*text.splitlines(), "", *links])
 
     def box(self, title: str, lines: Sequence[str], hang: int = 2) -> None:
         """A line too long for the box goes on `hang` columns in."""

@@ -81,8 +81,10 @@ def test_threads_print_no_line_into_a_box_of_another(capsys: pytest.CaptureFixtu
 
 def test_a_chat_message_is_printed_with_its_links(capsys: pytest.CaptureFixture[str]) -> None:
     Screen().chat({"title": "late", "text": "because of this", "incident_url": "http://x/i/1/"})
+    Screen().chat({"title": "9 late", "text": "9 late. Because of this."})
     shown = capsys.readouterr().out
     assert "chat: late" in shown
+    assert shown.count("9 late") == 1
     assert "because of this" in shown
     assert "http://x/i/1/" in shown
 
