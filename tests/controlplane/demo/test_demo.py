@@ -109,10 +109,21 @@ def test_the_story_tells_detection_cause_action_and_end_in_order() -> None:
     incident = {
         "id": "i", "what": "9 of 10 late", "because": "a cap", "cause": "running_cap_too_small",
         "state": "closed", "closed_at": "2026-01-01T00:05:00Z", "objective": "chat-ttft",
+        "part_of": None,
     }  # fmt: skip
     action = {"id": "a", "state": "verified", "sentence": "Kept max_num_seqs from 8 to 32"}
     told = [sentence for _, sentence in sentences([incident], [action])]
     assert [line[0] for line in told] == ["▲", " ", "◆", "●"]
+    part = incident | {"id": "p", "part_of": "i"}
+    assert [s[0] for _, s in sentences([part, incident], [])] == ["▲", " ", "▲", "●", "●"]
+
+
+def test_a_change_on_its_way_is_one_step_of_the_story_until_it_is_done() -> None:
+    keys = {
+        state: sentences([], [{"id": "a", "state": state, "sentence": ""}])[0][0][1]
+        for state in ("proposed", "dispatched", "applied", "verifying", "verified")
+    }
+    assert list(keys.values()) == ["proposed", "proposed", "applied", "applied", "verified"]
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
