@@ -169,7 +169,8 @@ def open_house(house: House, screen: Screen, load: str, watch_for: str) -> None:
         "",
         f"Watch for: {watch_for}",
         "",
-        f"Logs      {house.processes.log}    End: Ctrl-C or make stop",
+        f"Logs      {house.processes.log}",
+        "End       Ctrl-C or make stop",
     ])  # fmt: skip
 
 
@@ -207,6 +208,7 @@ def closed(played: Play, summary: Summary) -> list[str]:
     incidents, actions, deliveries = ledger(played.house)
     told = moments(began_at, since, incidents, actions, deliveries)
     done = [(at - began_at, "·", event.what) for at, event in played.done]
+    done = done or [(0.0, "·", played.scenario.about)]
     done += [(time.time() - began_at, "not done", event.what) for event in played.undone]
     good_again_s = client.good_again_s(played.replayer.records, began_at - since)
     return lines(
@@ -261,10 +263,11 @@ async def run(
 
 def lately(replayer: Replayer) -> str:
     """How the last seconds went, seen from the client."""
-    since = replayer.now() - LIVE_OVER_S
+    over_s = min(LIVE_OVER_S, replayer.now())
+    since = replayer.now() - over_s
     recent: list[Record] = []
     for each in reversed(replayer.records):
-        if each.sent_s < since - LIVE_OVER_S:
+        if each.sent_s < since - over_s:
             break
         if each.first_s > since or (each.status is Status.REJECTED and each.end_s > since):
             recent.append(each)
@@ -274,7 +277,7 @@ def lately(replayer: Replayer) -> str:
     refused = sum(r.status is Status.REJECTED for r in recent)
     p99 = f"{ttft[int(0.99 * (len(ttft) - 1))] * 1000:,.0f} ms" if ttft else "–"
     return (
-        f"{len(recent) / LIVE_OVER_S:.0f} req/s · TTFT p99 {p99} · "
+        f"{len(recent) / over_s:.0f} req/s · TTFT p99 {p99} · "
         f"{replayer.pending} in flight · {refused} refused"
     )
 

@@ -83,7 +83,8 @@ def _actions(actions: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
         if not applied or stamp(applied) - stamp(row["created_at"]) > SLOW_S:
             yield row["created_at"], "proposed", what
         yield applied, "acted", what
-        yield row["ended_at"], ENDED.get(row["state"], row["state"]), row["sentence"]
+        came_of_it = row["outcome"].get("sentence") or row["sentence"]
+        yield row["ended_at"], ENDED.get(row["state"], row["state"]), came_of_it
 
 
 def steps(action: Row) -> str:
@@ -112,14 +113,14 @@ def back(outages: Sequence[Outage], began_at: float) -> list[Moment]:
     ]
 
 
-def lines(told: Iterable[Moment], summary: Summary, short: str) -> list[str]:
+def lines(told: Iterable[Moment], summary: Summary, short: Sequence[str]) -> list[str]:
     """As printed; what people ask for first comes last, where they look."""
     shown = [f"{at:+5.0f} s  {step:<{STEP_COLUMNS}} {text}" for at, step, text in in_order(told)]
     counts = ", ".join(f"{n:,} {status}" for status, n in summary.counts.items() if n)
     return [
         *shown,
         "",
-        f"in short  {short}",
+        *(f"{'' if i else 'in short':<9} {part}" for i, part in enumerate(short)),
         f"requests  {summary.sent:,}: {counts}",
         f"twice     {summary.duplicated}",
         f"lost      {summary.counts[Status.LOST]}",
@@ -129,7 +130,7 @@ def lines(told: Iterable[Moment], summary: Summary, short: str) -> list[str]:
 def in_short(
     told: Sequence[Moment], incidents: Sequence[Row], actions: Sequence[Row],
     good_again_s: float | None,
-) -> str:  # fmt: skip
+) -> list[str]:  # fmt: skip
     """Detected, cause, action and what came of it, and since when the requests are in time.
 
     `told` are the story's moments, the rows those of the same time, `good_again_s` is the client's.
@@ -154,4 +155,4 @@ def in_short(
     still = any(row["state"] == "open" for row in incidents)
     over = [at for at, step, _ in told if step == "over"]
     parts += ["not over"] if still else [f"over at {over[-1]:+.0f} s"] if over else []
-    return "; ".join(parts)
+    return parts

@@ -76,7 +76,7 @@ class Screen:
         links = [str(message[key]) for key in ("incident_url", "trace_url") if message.get(key)]
         # A title that is the text's first sentence is read there, whole.
         head = "chat" if text.startswith(title) else f"chat: {title}"
-        self.box(head, [*text.splitlines(), "", *links])
+        self.box(head, [*text.splitlines(), "", *links], hang=0)
 
     def box(self, title: str, lines: Sequence[str], hang: int = 2) -> None:
         """A line too long for the box goes on `hang` columns in."""

@@ -35,7 +35,8 @@ def action(**more: Any) -> dict[str, Any]:
     return {
         "created_at": at(66), "applied_at": at(67), "ended_at": at(100), "state": "verified",
         "engine": "engine-0", "changes": {"max_num_seqs": {"from": 2, "to": 32}},
-        "sentence": "Kept max_num_seqs from 2 to 32 on engine-0",
+        "sentence": "Kept max_num_seqs from 2 to 32 on engine-0: fewer are late",
+        "outcome": {"sentence": "fewer are late"},
     } | more  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def test_the_story_is_told_in_order_in_seconds_since_it_began() -> None:
         "36 explained: slow_host: steps take longer",
         "37 acted: max_num_seqs 2 → 32 on engine-0",
         "38 told: opened, to terminal",
-        "70 kept: Kept max_num_seqs from 2 to 32 on engine-0",
+        "70 kept: fewer are late",
         "150 over: chat-ttft on engine-0 is met again; 9 of 1,234 requests missed it",
     ]
 
@@ -82,12 +83,15 @@ def test_a_process_is_back_when_it_answered_again() -> None:
 
 def test_the_last_lines_say_what_people_ask_for_first() -> None:
     record = Record(Request(0.0, 8, 8, "a"), status=Status.LOST)
-    shown = lines([(5.0, "told", "x"), (0.0, "·", "It broke.")], summarise([record]), "all of it")
+    shown = lines(
+        [(5.0, "told", "x"), (0.0, "·", "It broke.")], summarise([record]), ["all", "of it"]
+    )
     assert [line.split() for line in shown] == [
         ["+0", "s", "·", "It", "broke."],
         ["+5", "s", "told", "x"],
         [],
-        ["in", "short", "all", "of", "it"],
+        ["in", "short", "all"],
+        ["of", "it"],
         ["requests", "1:", "1", "lost"],
         ["twice", "0"],
         ["lost", "1"],
@@ -100,19 +104,33 @@ def test_the_last_lines_say_what_people_ask_for_first() -> None:
         (
             ([incident()], [action()]),
             25.0,
-            "detected at +30 s; unknown, then slow_host; max_num_seqs 2 → 32 kept; "
-            "requests in time again at +25 s; over at +150 s",
+            [
+                "detected at +30 s",
+                "unknown, then slow_host",
+                "max_num_seqs 2 → 32 kept",
+                "requests in time again at +25 s",
+                "over at +150 s",
+            ],
         ),
         (
             ([incident(state="open", closed_at=None, diagnoses=[])], []),
             float("inf"),
-            "detected at +30 s; not explained; nothing was changed; requests late to the end; "
-            "not over",
+            [
+                "detected at +30 s",
+                "not explained",
+                "nothing was changed",
+                "requests late to the end",
+                "not over",
+            ],
         ),
-        (([], []), None, "no incident; nothing was changed; requests in time throughout"),
+        (
+            ([], []),
+            None,
+            ["no incident", "nothing was changed", "requests in time throughout"],
+        ),
     ],
 )  # fmt: skip
-def test_in_short(rows: tuple[list[Any], list[Any]], again: float | None, short: str) -> None:
+def test_in_short(rows: tuple[list[Any], list[Any]], again: float | None, short: list[str]) -> None:
     incidents, actions = rows
     seen = moments(MIDNIGHT + 30, MIDNIGHT, incidents, actions, [])
     assert in_short(seen, incidents, actions, again) == short
