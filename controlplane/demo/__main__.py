@@ -198,7 +198,7 @@ def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: S
     screen.settle()
     screen.box(f"the story of {scenario.name}, in seconds since it began",
                closed(played, summary), hang=TEXT_AT)  # fmt: skip
-    screen.say(f"To look at it again: TRIMTAB_HOME={house.home} trimtab up")
+    screen.say("To look at it again:", f"  TRIMTAB_HOME={house.home} trimtab up")
     return int(summary.counts[Status.LOST] > 0 or summary.duplicated > 0 or bool(played.undone))
 
 
