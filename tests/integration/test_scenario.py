@@ -20,7 +20,7 @@ def test_an_engine_is_killed_and_the_story_ends_with_nothing_lost(tmp_path: Path
     done = trimtab(
         "demo", "--scenario", "engine-killed", "--pace", "fast", "--quiet-min", "0.1",
         "--minutes", "0.4", "--calm", "0.2", "--load", "0.2", "--home", str(tmp_path), *ports,
-        env={},
+        env={"COLUMNS": str(WIDTH)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     _, begun, story = done.stdout.partition("the story of engine-killed")
