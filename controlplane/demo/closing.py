@@ -65,16 +65,23 @@ def _incidents(incidents: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
     for row in reversed(incidents):
         where = f"{row['objective']} on {row['scope'] or row['service']}"
         yield row["opened_at"], "detected", f"{where} is missed"
-        last = ""
-        for made in reversed(row["diagnoses"]) if not row["part_of"] else ():
-            if made["cause"] != last:
-                yield made["made_at"], "explained", f"{made['cause']}: {made['because']}"
-            last = made["cause"]
-        if row["no_action"] and row["diagnoses"] and not row["part_of"]:
-            yield row["diagnoses"][0]["made_at"], "no action", row["no_action"]
+        if not row["part_of"]:  # what is part of another story is explained there
+            yield from _explained(row["diagnoses"])
         missed = f"{row['bad_events']:,.0f} of {row['total_events']:,.0f} requests missed it"
         again = f", {row['reopened'] + 1} times" if row["reopened"] else ""
         yield row["closed_at"], "over", f"{where} is met again; {missed}{again}"
+
+
+def _explained(diagnoses: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
+    """Each cause as it was named, and the first reason given to do nothing about it."""
+    cause, reason_told = "", False
+    for made in reversed(diagnoses):
+        if made["cause"] != cause:
+            yield made["made_at"], "explained", f"{made['cause']}: {made['because']}"
+            cause, reason_told = made["cause"], False
+        if not reason_told and (reason := made["facts"].get("no_action")):
+            yield made["made_at"], "no action", reason
+            reason_told = True
 
 
 def _actions(actions: Sequence[Row]) -> Iterator[tuple[str, str, str]]:

@@ -19,14 +19,20 @@ def at(seconds: int) -> str:
     return f"2026-01-01T00:{seconds // 60:02d}:{seconds % 60:02d}+00:00"
 
 
+def diagnosis(second: int, cause: str, because: str, no_action: str) -> dict[str, Any]:
+    facts = {"no_action": no_action}
+    return {"made_at": at(second), "cause": cause, "because": because, "facts": facts}
+
+
 def incident(**more: Any) -> dict[str, Any]:
     return {
         "opened_at": at(60), "closed_at": at(180), "objective": "chat-ttft", "scope": "engine-0",
-        "service": "chat", "state": "closed", "part_of": None, "reopened": 0, "no_action": "",
+        "service": "chat", "state": "closed", "part_of": None, "reopened": 0,
         "bad_events": 9.0, "total_events": 1234.0,
         "diagnoses": [
-            {"made_at": at(66), "cause": "slow_host", "because": "steps take longer"},
-            {"made_at": at(65), "cause": "unknown", "because": "too little was seen"},
+            diagnosis(67, "slow_host", "steps take longer", "look at node-0 again"),
+            diagnosis(66, "slow_host", "steps take longer", "look at node-0"),
+            diagnosis(65, "unknown", "too little was seen", ""),
         ],
     } | more  # fmt: skip
 
@@ -52,6 +58,7 @@ def test_the_story_is_told_in_order_in_seconds_since_it_began() -> None:
         "30 detected: chat-ttft on engine-0 is missed",
         "35 explained: unknown: too little was seen",
         "36 explained: slow_host: steps take longer",
+        "36 no action: look at node-0",
         "37 acted: max_num_seqs 2 → 32 on engine-0",
         "38 told: opened, to terminal",
         "70 kept: fewer are late",
@@ -60,7 +67,7 @@ def test_the_story_is_told_in_order_in_seconds_since_it_began() -> None:
 
 
 def test_what_is_part_of_another_story_is_not_explained_twice() -> None:
-    part = incident(objective="chat-tpot", part_of="1", no_action="look at the host")
+    part = incident(objective="chat-tpot", part_of="1")
     assert [line for line in told(part) if "explained" in line or "no action" in line] == []
 
 
