@@ -19,7 +19,16 @@ from dataclasses import replace
 import httpx
 
 from controlplane.demo import client
-from controlplane.demo.closing import TEXT_AT, back, in_short, ledger, lines, moments
+from controlplane.demo.closing import (
+    TEXT_AT,
+    Settings,
+    back,
+    in_short,
+    ledger,
+    lines,
+    moments,
+    settled,
+)
 from controlplane.demo.house import House, NotReady, Ports
 from controlplane.demo.options import MINUTES, options
 from controlplane.demo.pace import NORMAL, PACES
@@ -190,6 +199,7 @@ def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: S
         f"{scenario.load * capacity:.0f} ({scenario.load:.0%} of this machine's {capacity:.0f})"
     )
     open_house(house, screen, load, scenario.watch_for)
+    before = settings_of(house)
     played = Play(
         house, scenario, requests, quiet_s, pace, screen.event,
         watch=lambda now: screen.progress(now.replayer.now(), lately(now.replayer)),
@@ -197,13 +207,13 @@ def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: S
     summary = asyncio.run(_with_story(played, screen))
     screen.settle()
     screen.box(f"the story of {scenario.name}, in seconds since it began",
-               closed(played, summary), hang=TEXT_AT)  # fmt: skip
+               closed(played, summary, before), hang=TEXT_AT)  # fmt: skip
     screen.say("To look at it again:", f"  TRIMTAB_HOME={house.home} trimtab up")
     return int(summary.counts[Status.LOST] > 0 or summary.duplicated > 0 or bool(played.undone))
 
 
-def closed(played: Play, summary: Summary) -> list[str]:
-    """The lines of a story that has come to its end."""
+def closed(played: Play, summary: Summary, before: Settings) -> list[str]:
+    """The lines of a story that has come to its end; `before` are the engine's settings then."""
     began_at, since = played.began_at, played.started_at
     incidents, actions, deliveries = ledger(played.house)
     told = moments(began_at, since, incidents, actions, deliveries)
@@ -214,7 +224,10 @@ def closed(played: Play, summary: Summary) -> list[str]:
     return lines(
         [*done, *back(played.supervisor.outages, began_at), *told],
         summary,
-        in_short(told, incidents, actions, good_again_s),
+        [
+            *in_short(told, incidents, actions, good_again_s),
+            settled(before, settings_of(played.house)),
+        ],
     )
 
 
@@ -225,6 +238,13 @@ async def _with_story(played: Play, screen: Screen) -> Summary:
         return await played.run()
     finally:
         story.cancel()
+
+
+def settings_of(house: House) -> Settings:
+    """The values the engine runs now. Raises httpx.HTTPError."""
+    answer = httpx.get(f"{house.engine_url}/v1/runtime_config", timeout=10).raise_for_status()
+    values: Settings = answer.json()["values"]
+    return values
 
 
 def reset_knobs(house: House) -> None:

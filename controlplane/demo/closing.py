@@ -16,6 +16,7 @@ from engine.replay import Status, Summary
 
 Row = Mapping[str, Any]
 Moment = tuple[float, str, str]
+Settings = Mapping[str, Any]
 
 STEP_COLUMNS = 10
 TEXT_AT = len("+0000 s  ") + STEP_COLUMNS + 1  # the column where a line of the story goes on
@@ -163,3 +164,12 @@ def in_short(
     over = [at for at, step, _ in told if step == "over"]
     parts += ["not over"] if still else [f"over at {over[-1]:+.0f} s"] if over else []
     return parts
+
+
+def settled(before: Settings, after: Settings) -> str:
+    """What the engine runs at the end, against what it ran at the start."""
+    changed = [f"{knob} {before[knob]} → {value}" for knob, value in after.items()
+               if value != before[knob]]  # fmt: skip
+    if changed:
+        return f"the engine's settings stay changed: {', '.join(changed)}"
+    return "the engine's settings are those of the start"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controlplane.demo.client import good_again_s
-from controlplane.demo.closing import back, in_short, lines, moments
+from controlplane.demo.closing import back, in_short, lines, moments, settled
 from controlplane.demo.supervisor import Outage
 from engine.replay import Record, Request, Status, summarise
 
@@ -166,3 +166,10 @@ def test_what_came_before_and_what_was_refused_is_not_counted() -> None:
     assert good_again_s([*early, *refused, *served(0.1, 0.1)], 100) is None
     cut_off = [answered(101, 0.1, Status.INTERRUPTED) for _ in range(20)]
     assert good_again_s([*cut_off, *served(0.1, 0.1, 0.1)], 100) == 15
+
+
+def test_it_is_said_whether_the_engines_settings_are_those_of_the_start() -> None:
+    before = {"max_num_seqs": 32, "graph_capture": "on"}
+    assert settled(before, dict(before)) == "the engine's settings are those of the start"
+    after = before | {"max_num_seqs": 128}
+    assert settled(before, after) == "the engine's settings stay changed: max_num_seqs 32 → 128"
