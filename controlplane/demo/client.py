@@ -8,6 +8,7 @@ from controlplane.demo.prepare import OBJECTIVES
 from engine.replay import Record, Status
 
 TTFT_S, TPOT_S = (OBJECTIVES[i]["spec"]["threshold_ms"] / 1000 for i in range(2))
+IN_TIME = f"TTFT within {TTFT_S * 1000:g} ms and TPOT within {TPOT_S * 1000:g} ms"
 WINDOW_S = 5.0
 BAD_MAX = 0.856  # share in time below which a window is bad: 14.4 times a budget of 1 % is missed
 GOOD_MIN = 0.95

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from controlplane.demo.client import IN_TIME
 from controlplane.demo.house import House
 from controlplane.demo.supervisor import Outage
 from engine.replay import Status, Summary
@@ -155,11 +156,11 @@ def in_short(
     if not actions:
         parts.append("nothing was changed")
     if good_again_s is None:
-        parts.append("requests in time throughout")
+        parts.append(f"{IN_TIME}: throughout")
     elif good_again_s == float("inf"):
-        parts.append("requests late to the end")
+        parts.append(f"{IN_TIME}: not to the end")
     else:
-        parts.append(f"requests in time again at {good_again_s:+.0f} s")
+        parts.append(f"{IN_TIME}: again at {good_again_s:+.0f} s")
     still = any(row["state"] == "open" for row in incidents)
     over = [at for at, step, _ in told if step == "over"]
     parts += ["not over"] if still else [f"over at {over[-1]:+.0f} s"] if over else []

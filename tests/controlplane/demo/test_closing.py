@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.demo.client import good_again_s
+from controlplane.demo.client import IN_TIME, good_again_s
 from controlplane.demo.closing import back, in_short, lines, moments, settled
 from controlplane.demo.supervisor import Outage
 from engine.replay import Record, Request, Status, summarise
@@ -115,7 +115,7 @@ def test_the_last_lines_say_what_people_ask_for_first() -> None:
                 "detected at +30 s",
                 "unknown, then slow_host",
                 "max_num_seqs 2 → 32 kept",
-                "requests in time again at +25 s",
+                f"{IN_TIME}: again at +25 s",
                 "over at +150 s",
             ],
         ),
@@ -126,14 +126,14 @@ def test_the_last_lines_say_what_people_ask_for_first() -> None:
                 "detected at +30 s",
                 "not explained",
                 "nothing was changed",
-                "requests late to the end",
+                f"{IN_TIME}: not to the end",
                 "not over",
             ],
         ),
         (
             ([], []),
             None,
-            ["no incident", "nothing was changed", "requests in time throughout"],
+            ["no incident", "nothing was changed", f"{IN_TIME}: throughout"],
         ),
     ],
 )  # fmt: skip
