@@ -49,7 +49,8 @@ def sentences(
     """((id, step), sentence) for every step told so far, oldest first."""
     told: list[tuple[tuple[str, str], str]] = []
     for row in reversed(incidents):
-        told.append(((row["id"], "opened"), f"▲ detected: {row['what']}"))
+        again = " again" if row["reopened"] else ""
+        told.append(((row["id"], f"opened {row['reopened']}"), f"▲ detected{again}: {row['what']}"))
         if (because := row.get("because")) and not row["part_of"]:
             # “TTFT p99 is 2 s because …” says it already.
             link = "" if " because " in because else "because "

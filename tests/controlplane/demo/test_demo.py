@@ -109,11 +109,13 @@ def test_the_story_tells_detection_cause_action_and_end_in_order() -> None:
     incident = {
         "id": "i", "what": "9 of 10 late", "because": "a cap", "cause": "running_cap_too_small",
         "state": "closed", "closed_at": "2026-01-01T00:05:00Z", "objective": "chat-ttft",
-        "part_of": None,
+        "part_of": None, "reopened": 0,
     }  # fmt: skip
     action = {"id": "a", "state": "verified", "sentence": "Kept max_num_seqs from 8 to 32"}
     told = [sentence for _, sentence in sentences([incident], [action])]
     assert [line[0] for line in told] == ["▲", " ", "◆", "●"]
+    back = sentences([incident | {"state": "open", "reopened": 1}], [])
+    assert back[0] == (("i", "opened 1"), "▲ detected again: 9 of 10 late")
     part = incident | {"id": "p", "part_of": "i"}
     assert [s[0] for _, s in sentences([part, incident], [])] == ["▲", " ", "▲", "●", "●"]
 
