@@ -51,8 +51,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz "
 CONNECTIONS_MAX = 4096
 ANSWER_S_MAX = 60.0
 # A crowd that comes at once (an agent's fan-out, a mail to all): a quarter of the time.
-BURST_S, BURST_LOAD = 0.75, 2.8
-LULL_S, LULL_LOAD = (1.5, 3.0), 0.4
+BURST_S, BURST_LOAD = 0.6, 2.8
+LULL_S, LULL_LOAD = (1.2, 2.4), 0.4
 
 
 @dataclass(frozen=True)
