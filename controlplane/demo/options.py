@@ -18,6 +18,7 @@ from engine.replay import BURST_LOAD, LENGTH_DIVISOR, OUTPUT_TOKENS_MAX, PROMPT_
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES = 30.0
 QUIET_WINDOWS = 12  # control windows: 3 minutes at the normal pace
+ABOUT = "Control plane, engine, agent and load on this machine: watch the loop close."
 ABOUT_LOAD = (
     "Arrivals and lengths have the statistics of the Azure LLM inference trace 2023 "
     f"(conversation); lengths ÷ {LENGTH_DIVISOR}, at most {PROMPT_TOKENS_MAX} in and "
@@ -30,7 +31,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """What was asked for; a wrong command line ends with status 2, saying what is allowed."""
     parser = argparse.ArgumentParser(
         prog="trimtab demo",
-        description="Control plane, engine, agent and load on this machine: watch the loop close.",
+        description=textwrap.fill(ABOUT, width()),
         epilog=f"{textwrap.fill(ABOUT_LOAD, width())}\n\nscenarios:\n{listed()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
