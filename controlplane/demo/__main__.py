@@ -124,6 +124,7 @@ def house_for(scenario: Scenario | None, chosen: argparse.Namespace, ports: Port
         model=chosen.model,
         scrape_s=pace.scrape_s,
         engine_options=scenario.engine_options if scenario else (),
+        objectives=scenario.promises if scenario else (),
         faults=scenario is not None,
     )
 
