@@ -39,17 +39,8 @@ from controlplane.demo.receiver import Receiver
 from controlplane.demo.scenarios import CALM, SCENARIOS, Scenario
 from controlplane.demo.screen import Gone, Screen
 from controlplane.demo.story import follow
-from engine.replay import (
-    Record,
-    Replayer,
-    Request,
-    Status,
-    Summary,
-    arrivals,
-    bursts,
-    read_azure_csv,
-    summarise,
-)
+from engine.load import Request, arrivals, bursts, read_azure_csv
+from engine.replay import Record, Replayer, Status, Summary, summarise
 
 WATCH_FOR = (
     "first tokens come late; the page says since when and because of what; a chat message arrives "

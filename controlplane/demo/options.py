@@ -13,7 +13,7 @@ from controlplane.demo.house import Ports
 from controlplane.demo.pace import PACES
 from controlplane.demo.scenarios import CALM, SCENARIOS
 from controlplane.demo.screen import hung, width
-from engine.replay import BURST_LOAD, LENGTH_DIVISOR, OUTPUT_TOKENS_MAX, PROMPT_TOKENS_MAX
+from engine.load import BURST_LOAD, LENGTH_DIVISOR, OUTPUT_TOKENS_MAX, PROMPT_TOKENS_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES = 30.0

@@ -15,7 +15,8 @@ from controlplane.demo.house import House
 from controlplane.demo.pace import Pace
 from controlplane.demo.scenarios import Event, Scenario
 from controlplane.demo.supervisor import Supervisor, answers
-from engine.replay import Replayer, Request, Summary, summarise
+from engine.load import Request
+from engine.replay import Replayer, Summary, summarise
 
 LOOK_EVERY_S = 0.5
 LINGER_WINDOWS = 8.0  # so long after the last event nothing may be open for the story to be over

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from controlplane.demo.supervisor import Supervisor
-from engine.replay import Request, arrivals, bursts
+from engine.load import Request, arrivals, bursts
 
 Deed = Callable[[Supervisor], object]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +25,6 @@ from tests.controlplane.actions.test_interleavings import World, check_ledger
 from tests.controlplane.actions.test_propose import propose, step
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path, 3)
-    made.after_share, made.silent = 0.02, False
-    return made
 
 
 def mode(world: World, word: str) -> None:

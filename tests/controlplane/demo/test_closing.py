@@ -10,7 +10,8 @@ import pytest
 from controlplane.demo.client import IN_TIME, good_again_s
 from controlplane.demo.closing import back, in_short, lines, moments, settled
 from controlplane.demo.supervisor import Outage
-from engine.replay import Record, Request, Status, summarise
+from engine.load import Request
+from engine.replay import Record, Status, summarise
 
 MIDNIGHT = 1767225600.0
 

@@ -10,7 +10,8 @@ import pytest
 
 from controlplane.demo.scenarios import LONG_PROMPT_TOKENS, SCENARIOS, Scenario
 from controlplane.diagnosis.cause import causes
-from engine.replay import PROMPT_TOKENS_MAX, Replayer, Request
+from engine.load import PROMPT_TOKENS_MAX, Request
+from engine.replay import Replayer
 
 ROOT = Path(__file__).parents[3]
 EACH = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)

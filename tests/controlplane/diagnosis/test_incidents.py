@@ -20,7 +20,7 @@ from slo.budget import Counts, window_is_bad
 from slo.burn import PairState
 from slo.models import Objective, Reading
 from slo.services import Judgement
-from tests.controlplane.plant import MemoryReader
+from tests.memory_reader import MemoryReader
 from tracing.types import Signal
 
 pytestmark = pytest.mark.django_db
