@@ -156,8 +156,8 @@ def inside(house: House, *arguments: str, stdin: str = "") -> Any:
     return json.loads(done.stdout)
 
 
-def start_changes(house: House, seed: int, pace: Pace) -> None:
-    verb = [*INSIDE, "changes", str(seed), *map(str, pace.ttl_s)]
+def start_changes(house: House, seed: int, pace: Pace, engines: Sequence[str] = ()) -> None:
+    verb = [*INSIDE, "changes", str(seed), *map(str, pace.ttl_s), *engines]
     house.processes.start("changes", verb, house.env)
 
 
