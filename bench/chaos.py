@@ -205,10 +205,20 @@ class Verdict:
         return int(not passed)
 
 
-def rage(storm: Storm, strikes: list[Strike], progress: Callable[[], str]) -> None:
-    """Every strike of the schedule, one line each, with what `progress` has to say."""
+def rage(
+    storm: Storm,
+    strikes: list[Strike],
+    progress: Callable[[], str],
+    ready: Callable[[int], bool] = lambda number: True,
+) -> None:
+    """Every strike of the schedule, one line each, with what `progress` has to say.
+
+    Strike `number`, from 1, waits until it is `ready`.
+    """
     began = time.monotonic()
     for number, strike in enumerate(strikes, start=1):
+        while not ready(number):
+            storm.watch_for(0.5)
         earlier = [o for o in storm.outages if not o.over]
         outage = storm.strike(strike)
         back = [f"{o.victim} is back after {o.ended - o.began:.1f} s" for o in earlier if o.over]
