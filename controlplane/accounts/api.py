@@ -171,7 +171,7 @@ class MemberByName(APIView):
         member, role = _member(request, name), MemberBody.read(request)["role"]
         try:
             services.member_change(member=member, role=role, actor=actor_of(request))
-        except services.LastOwner as error:
+        except services.MemberConflict as error:
             raise ApiError(409, "conflict", str(error)) from None
         return Response(MemberShape(member).data)
 
@@ -181,7 +181,7 @@ class MemberByName(APIView):
         _person_check(request)
         try:
             services.member_remove(member=_member(request, name), actor=actor_of(request))
-        except services.LastOwner as error:
+        except services.MemberConflict as error:
             raise ApiError(409, "conflict", str(error)) from None
         return Response(status=204)
 

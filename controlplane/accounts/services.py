@@ -29,8 +29,8 @@ def tenant_create(*, slug: str, name: str) -> Tenant:
     return tenant
 
 
-class LastOwner(Exception):
-    """A tenant without an owner would be nobody's."""
+class MemberConflict(Exception):
+    """A tenant without an owner would be nobody's; or the person was taken out meanwhile."""
 
 
 def token_create(
@@ -56,6 +56,8 @@ def token_create(
         digest=token_digest(secret),
     )
     token.full_clean()
+    if not name.isprintable():  # it stands for who did something, in pages and logs
+        raise ValidationError({"name": _("No control characters are allowed.")})
     with transaction.atomic():
         token.save()
         detail = {"kind": kind, "name": name, "scopes": token.scopes}
@@ -93,7 +95,7 @@ def _audit(token: Token, actor: str, verb: str, detail: dict[str, object]) -> No
 
 
 def member_change(*, member: Membership, role: str, actor: str) -> None:
-    """Gives the member another role. Raises LastOwner when no owner would be left."""
+    """Gives the member another role. Raises MemberConflict when no owner would be left."""
     with _owner_left(member, role):
         if member.role == role:
             return
@@ -106,7 +108,7 @@ def member_change(*, member: Membership, role: str, actor: str) -> None:
 
 
 def member_remove(*, member: Membership, actor: str) -> None:
-    """Takes the person out of the tenant; the account stays. Raises LastOwner."""
+    """Takes the person out of the tenant; the account stays. Raises MemberConflict."""
     with _owner_left(member, None):
         member.delete()
         audit.record(
@@ -117,13 +119,17 @@ def member_remove(*, member: Membership, actor: str) -> None:
 
 @contextmanager
 def _owner_left(member: Membership, role: str | None) -> Iterator[None]:
-    """A transaction in which the tenant's members stand still."""
+    """A transaction in which the tenant's members stand still, `member` as it is then."""
     owner = Membership.Role.OWNER
     with transaction.atomic():
         Tenant.objects.select_for_update().get(pk=member.tenant_id)
+        stored = Membership.objects.filter(pk=member.pk).first()
+        if stored is None:
+            raise MemberConflict(_("This person was taken out of the tenant meanwhile."))
+        member.role = stored.role
         owners = Membership.objects.filter(tenant=member.tenant_id, role=owner)
         if role != owner and not owners.exclude(pk=member.pk).exists():
-            raise LastOwner(_("A tenant needs an owner: make somebody else one first."))
+            raise MemberConflict(_("A tenant needs an owner: make somebody else one first."))
         yield
 
 

@@ -7,7 +7,7 @@ from django.shortcuts import redirect
 
 from controlplane.accounts.models import Membership, Tenant
 from controlplane.accounts.selectors import members_of
-from controlplane.accounts.services import LastOwner, member_change, member_remove
+from controlplane.accounts.services import MemberConflict, member_change, member_remove
 from controlplane.web.access import TenantRequest, owner_order, page, send
 from controlplane.web.forms import RoleForm
 
@@ -29,7 +29,7 @@ def member_role_order(request: TenantRequest, member_id: int) -> HttpResponse:
             actor = request.user.get_username()
             member_change(member=member, role=form.cleaned_data["role"], actor=actor)
             return redirect("settings-members")
-        except LastOwner as error:
+        except MemberConflict as error:
             form.refuse("role", str(error))
             return _shown(request, {member_id: form}, 409)
     return _shown(request, {member_id: form}, 400)
@@ -40,7 +40,7 @@ def member_remove_order(request: TenantRequest, member_id: int) -> HttpResponse:
     member = _member(request.tenant, member_id)
     try:
         member_remove(member=member, actor=request.user.get_username())
-    except LastOwner as error:
+    except MemberConflict as error:
         form = _form(member)
         form.cleaned_data = {}
         form.refuse("role", str(error))
