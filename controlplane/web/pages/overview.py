@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from controlplane.accounts.models import Tenant, Token
 from controlplane.actions.policy import freeze_words, freezes_of
+from controlplane.actions.words import translated
 from controlplane.fleet.models import Engine
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, Question, questions
@@ -40,7 +41,10 @@ class Overview:
     @cached_property
     def freezes(self) -> list[str]:
         """What is frozen now, and why."""
-        return [freeze_words(policy, self.now) for policy in freezes_of(self.tenant, self.now)]
+        return [
+            translated(freeze_words(policy, self.now))
+            for policy in freezes_of(self.tenant, self.now)
+        ]
 
     @cached_property
     def rows(self) -> list[ObjectiveRow]:

@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 from controlplane.actions.models import Policy
 from controlplane.actions.policies import PolicyError, freeze, unfreeze
 from controlplane.actions.policy import Rules, freeze_words, freezes_of, node_stop, rules_of_each
+from controlplane.actions.words import translated
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engines_of
 from controlplane.web.access import TenantRequest, order, page, send
@@ -46,7 +47,7 @@ def _shown(request: TenantRequest, form: FreezeForm, status: int = 200) -> HttpR
     context = {
         "rows": [_row(engine, rules[engine.pk], now) for engine in shown],
         "more": max(0, len(engines) - ENGINES_MAX),
-        "freezes": [(policy, freeze_words(policy, now)) for policy in freezes],
+        "freezes": [(policy, translated(freeze_words(policy, now))) for policy in freezes],
         "form": form,
         "page_state": "warn" if freezes else "ok",
     }
@@ -69,7 +70,7 @@ def freeze_order(request: TenantRequest) -> HttpResponse:
             )
             return redirect("policies")
         except PolicyError as error:
-            form.refuse(error.param, str(error))
+            form.refuse(error.param, translated(error.words))
     return _shown(request, form, 400)
 
 
@@ -87,6 +88,6 @@ def _row(engine: Engine, rules: Rules, now: datetime) -> Row:
     return Row(
         engine=engine,
         rules=rules,
-        origin=rules.origin.get("mode", _("the default")),
-        held=rules.frozen(now) or node_stop(engine) or rules.quiet(now),
+        origin=translated(rules.origin.get("mode", _("the default"))),
+        held=translated(rules.frozen(now) or node_stop(engine) or rules.quiet(now)),
     )
