@@ -94,6 +94,7 @@ class Plant:
     kv_tokens: int = 40_000
     seed: int = 1
     config_version: int = 1
+    changed_by: str = ""
     values: dict[str, Any] = field(
         default_factory=lambda: {
             "max_num_seqs": 8,
@@ -134,6 +135,7 @@ class Plant:
             request.blocks = self._blocks(request.computed)
         self.used = sum(request.blocks for request in self.running)
         self.config_version += 1
+        self.changed_by = by
         self.labelled["engine:config_changes_total", "by", by.split()[0]] += 1
         return self.config_version
 
