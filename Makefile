@@ -29,7 +29,7 @@ status: ## what runs, how it stands, what it costs
 setup: $(RUNTIME) $(NODE) $(WORDS) ## Python, front-end files and translations, for running
 
 test: $(DEV) $(NODE) $(WORDS) system ## set up what the tests need and run them
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal $(ARGS)
 
 check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
 	@echo '· ruff'; $(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -41,7 +41,7 @@ check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
 	  rm -rf "$$TRIMTAB_HOME"
 
 bench: $(DEV) $(NODE) ## same-run comparisons; each prints its figures and PASS or FAIL
-	@for b in 'bench/ingest.py' 'bench/loop.py' 'bench/loop.py quiet' bench/diagnosis.py; do echo "== $$b"; $(BIN)/python $$b; done
+	@for b in bench/ingest.py bench/loop.py bench/quiet.py bench/diagnosis.py bench/fail_static.py bench/conservation.py; do echo "== $$b"; $(BIN)/python $$b; done
 
 chaos: $(DEV) $(NODE) ## kill −9 control plane, agent and engine under load, then count (N=50)
 	@$(BIN)/python bench/chaos.py --kills $${N:-50}

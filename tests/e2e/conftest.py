@@ -19,22 +19,24 @@ CHROMIUM_ARGS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     running = start(tmp_path_factory.mktemp("home"), fill=True)
     yield running
     running.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def empty_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     running = start(tmp_path_factory.mktemp("empty"), fill=False)
     yield running
     running.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[object]:
+    """Until the last test of this folder: while Playwright runs, the main thread has a running
+    event loop, under which no other test could start its own."""
     if not Path(CHROMIUM).exists():
         pytest.skip(f"needs Chromium: {CHROMIUM} is not there (Debian: apt install chromium)")
     playwright = pytest.importorskip("playwright.sync_api", reason="needs pip's playwright")

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 import pytest
-from django.db import connection
 from pytest_django import Settings
 
 from controlplane.accounts.models import Tenant
@@ -15,6 +12,8 @@ from slo.budget import Counts
 from slo.models import Objective, Reading
 from slo.readings import counts_between
 from slo.services import Judgement, objectives_judge
+from tests.kills import killed_at_every_statement
+from tests.memory_reader import MemoryReader
 from tests.slo.fleet_of_samples import (
     SETTLED,
     START,
@@ -24,15 +23,9 @@ from tests.slo.fleet_of_samples import (
     a_tenant,
     an_objective,
 )
-from tests.slo.memory_reader import MemoryReader
 from tracing.types import Grid, HistogramSeries, Labels, Signal, Span
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def tenant() -> Tenant:
-    return a_tenant()
 
 
 @pytest.fixture
@@ -169,14 +162,14 @@ def test_late_data_amend_the_window_and_the_budget(
     judge(tenant, reader, engine.silence(windows=1))
     for seconds in (5, 10, 15):
         late = START + WINDOW + timedelta(seconds=seconds)
-        reader.bucket(TTFT, late, [0, 10, 2 * seconds, 0], **engine.labels)
+        reader.add(TTFT, late, (0, 10, 2 * seconds, 0, 0), engine.labels)
     judgements = judge(tenant, reader, START + 3 * WINDOW)
     late_ones = [j for j in judgements if j.window_end == START + 2 * WINDOW]
     assert {(j.scope, j.total, j.signal, j.fresh) for j in late_ones} == {
         ("engine-0", 30, Signal.OK, True),
         ("", 30, Signal.OK, True),
     }
-    reader.bucket(TTFT, START + WINDOW + timedelta(seconds=15), [0, 10, 31, 0], **engine.labels)
+    reader.add(TTFT, START + 2 * WINDOW, (0, 10, 31, 0, 0), engine.labels)
     judgements = judge(tenant, reader, START + 4 * WINDOW)
     amended = [j for j in judgements if j.window_end == START + 2 * WINDOW]
     assert {(j.total, j.fresh) for j in amended} == {(31, False)}
@@ -196,7 +189,7 @@ def test_a_replayed_spool_fills_a_gap_older_than_eight_windows(
     judge(tenant, reader, engine.serve(10, 0))
     assert counts_between(objective, "", START, START + 22 * WINDOW) == Counts(20, 60)
     in_gap = START + timedelta(seconds=100)
-    engine.reader.bucket(TTFT, in_gap, [*before_gap[:2], 40, 0], **engine.labels)
+    engine.reader.add(TTFT, in_gap, (*before_gap[:2], 40, 0, 0), engine.labels)
     judge(tenant, reader, engine.serve(10, 0))
     assert counts_between(objective, "", START, START + 23 * WINDOW) == Counts(30, 70)
     booked_in = Reading.objects.get(scope="", window_end=START + 7 * WINDOW)
@@ -261,9 +254,9 @@ def test_a_long_cut_is_counted_once_the_spool_was_replayed(
     for one in (other, engine):
         end = one.serve(10, 0)
     judge(tenant, reader, end)
-    for samples in spool.reader.buckets[TTFT].values():
+    for samples in spool.reader.samples[TTFT].values():
         for at, counts in samples[25:]:
-            reader.bucket(TTFT, at, counts, **engine.labels)
+            reader.add(TTFT, at, counts, engine.labels)
     for _ in range(6):
         for one in (other, engine):
             end = one.serve(10, 0)
@@ -385,25 +378,9 @@ def test_a_kill_between_any_two_statements_costs_no_event(
     engine = Engine(reader)
     judge(tenant, reader, engine.serve(9, 1))
     end = engine.serve(9, 1, windows=2)
-    before, killed_at, left = list(Reading.objects.values()), 0, 0
-
-    def kill(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        nonlocal left
-        if "SAVEPOINT" not in sql:  # commit and rollback are the database's own promise
-            left -= 1
-            if left == -1:
-                raise KeyboardInterrupt
-        return execute(sql, *rest)
-
-    while True:
-        left = killed_at
-        try:
-            with connection.execute_wrapper(kill):
-                judgements = judge(tenant, reader, end)
-            break
-        except KeyboardInterrupt:
-            assert list(Reading.objects.values()) == before
-            killed_at += 1
-    assert killed_at > 10
+    judgements, deaths = killed_at_every_statement(
+        lambda: judge(tenant, reader, end), lambda: list(Reading.objects.values())
+    )
+    assert deaths > 10
     assert [(j.scope, j.fresh) for j in judgements] == [("engine-0", True), ("", True)] * 2
     assert counts_between(objective, "", START - WINDOW, end) == Counts(27, 30)
