@@ -62,12 +62,18 @@ def policy_set(
 
 
 def policy_delete(*, policy: Policy, actor: str, now: datetime) -> None:
-    """The scope is as the wider one has it from now on. Raises PolicyError while it is frozen."""
-    if words := freeze_words(policy, now):
-        raise PolicyError("freeze", words, "deleting after the freeze is lifted")
+    """The scope is as the wider one has it from now on. Again: changes nothing.
+
+    Raises PolicyError while it is frozen.
+    """
     with transaction.atomic():
-        _record(policy, actor, "deleted", policy_values(policy), now)
-        policy.delete()
+        held = Policy.objects.select_for_update().filter(pk=policy.pk).first()
+        if held is None:
+            return
+        if words := freeze_words(held, now):
+            raise PolicyError("freeze", words, "deleting after the freeze is lifted")
+        _record(held, actor, "deleted", policy_values(held), now)
+        held.delete()
 
 
 def freeze(
@@ -108,7 +114,8 @@ def unfreeze(*, policy: Policy, actor: str, now: datetime) -> Policy:
         _record(policy, actor, "unfrozen", {"was": freeze_words(policy, now)}, now)
         policy.frozen_at = policy.freeze_until = None
         policy.freeze_reason = policy.frozen_by = ""
-        policy.save()
+        lifted = ("frozen_at", "frozen_by", "freeze_until", "freeze_reason", "updated_at")
+        policy.save(update_fields=lifted)  # what was written meanwhile stays
     return policy
 
 
@@ -196,7 +203,7 @@ def _bound(param: str, bound: Any, knob: Knob) -> None:
         raise PolicyError(param, bound, f"an object of {', '.join(sorted(allowed))}")
     if knob.choices:
         chosen = bound["choices"]
-        if not isinstance(chosen, list) or any(c not in knob.choices for c in chosen):
+        if not isinstance(chosen, list) or not chosen or any(c not in knob.choices for c in chosen):
             raise PolicyError(f"{param}.choices", chosen, f"some of {', '.join(knob.choices)}")
         return
     for side, limit in bound.items():

@@ -297,6 +297,10 @@ def test_a_barrier_knob_is_turned_by_itself_unless_the_policy_wants_a_person(wor
             {"bounds": {"max_num_seqs": {"minimum": 64, "maximum": 32}}},
             "bounds.max_num_seqs.minimum",
         ),
+        (
+            {"bounds": {"graph_capture": {"choices": []}}},
+            "bounds.graph_capture.choices: got [], allowed: some of on, off",
+        ),
         ({"quiet_hours": {"from": "22:00"}}, "quiet_hours: got"),
         ({"quiet_hours": {"from": "25:00", "until": "07:00"}}, "quiet_hours.from: got '25:00'"),
         (
@@ -335,6 +339,21 @@ def test_what_is_left_out_is_as_the_wider_scope_has_it_and_changes_are_audited(
     assert entry.detail == {"changed": {"mode": ["approve", "propose"], "steps_max": [1, None]}}
     policy_delete(policy=policy, actor="ada", now=world.now)
     assert rules_of(world.engine) == Rules()
+
+
+def test_what_is_written_in_the_same_moment_is_not_lost(world: World) -> None:
+    stale = put(world, mode="propose")
+    freeze(tenant=world.tenant, actor="bo", now=world.now, reason="sale")
+    with pytest.raises(PolicyError, match="after the freeze is lifted"):
+        policy_delete(policy=stale, actor="ada", now=world.now)
+    frozen = Policy.objects.get()
+    put(world, mode="observe")
+    unfreeze(policy=frozen, actor="bo", now=world.now)
+    stale = Policy.objects.get()
+    assert (stale.mode, stale.frozen_at) == ("observe", None)
+    for _twice in range(2):
+        policy_delete(policy=Policy(pk=stale.pk), actor="ada", now=world.now)
+    assert AuditEntry.objects.filter(verb="deleted").count() == 1
 
 
 def test_a_freeze_wants_a_reason_and_an_end_that_is_to_come(world: World) -> None:
