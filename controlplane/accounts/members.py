@@ -34,7 +34,7 @@ class MemberError(Exception):
 
 
 class LastOwner(MemberError):
-    """A tenant without an owner would be nobody's."""
+    """A tenant without an owner would be nobody's; or there is no such member any more."""
 
 
 def member_add(*, tenant: Tenant, name: str, role: str, actor: str) -> Membership:
@@ -143,17 +143,22 @@ def _account(name: str) -> User:
 
 @contextmanager
 def _owner_left(member: Membership, role: str | None) -> Iterator[None]:
-    """A transaction in which the tenant's members stand still.
+    """A transaction in which the tenant's members stand still, `member` as it is then.
 
     Who never chose a password is no owner to leave a tenant to: their link may end unused.
     """
     owner = Membership.Role.OWNER
     with transaction.atomic():
         Tenant.objects.select_for_update().get(pk=member.tenant_id)
+        stored = Membership.objects.filter(pk=member.pk).first()
+        if stored is None:
+            raise LastOwner(_("This person was taken out of the tenant meanwhile."))
+        member.role, member.deactivated_at = stored.role, stored.deactivated_at
         owners = Membership.objects.filter(tenant=member.tenant_id, role=owner, deactivated_at=None)
         others = owners.exclude(pk=member.pk)
         others = others.exclude(user__password__startswith=UNUSABLE_PASSWORD_PREFIX)
-        if role != owner and owners.filter(pk=member.pk).exists() and not others.exists():
+        leaves = role != owner and member.role == owner and member.deactivated_at is None
+        if leaves and not others.exists():
             words = _("A tenant needs an owner with a password: make somebody else one first.")
             raise LastOwner(words)
         yield
