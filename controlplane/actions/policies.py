@@ -237,7 +237,7 @@ def _bound(param: str, bound: Any, knob: Knob) -> None:
         raise PolicyError(param, bound, f"an object of {', '.join(sorted(allowed))}")
     if knob.choices:
         chosen = bound["choices"]
-        fits = isinstance(chosen, list) and len(chosen) <= len(knob.choices)
+        fits = isinstance(chosen, list) and 1 <= len(chosen) <= len(knob.choices)
         if not fits or any(choice not in knob.choices for choice in chosen):
             raise PolicyError(f"{param}.choices", chosen, f"some of {', '.join(knob.choices)}")
         return

@@ -199,6 +199,7 @@ def test_a_freeze_that_cannot_be_says_why_beside_the_field(
     said = answer.content.decode()
     assert f'id="id_{field}_error"' in said
     assert 'aria-invalid="true"' in said
+    assert 'hx-get="/policies/?part=all"' in said, "the list goes on living"
     assert Policy.objects.count() == 0
 
 
