@@ -29,7 +29,7 @@ status: ## what runs, how it stands, what it costs
 setup: $(RUNTIME) $(NODE) $(WORDS) ## Python, front-end files and translations, for running
 
 test: $(DEV) $(NODE) $(WORDS) system ## set up what the tests need and run them
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal $(ARGS)
 
 check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
 	@echo '· ruff'; $(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .

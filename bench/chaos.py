@@ -38,7 +38,8 @@ from plant import Load, verdict
 from controlplane.demo.house import PROCESSES, House, Ports
 from controlplane.demo.receiver import Receiver
 from controlplane.demo.supervisor import BACK_S_MAX, Outage, Supervisor, answers
-from engine.replay import Record, Status, arrivals
+from engine.load import arrivals
+from engine.replay import Record, Status
 
 INSIDE = [sys.executable, str(Path(__file__).with_name("chaos_inside.py"))]
 SCRAPE_S = 1

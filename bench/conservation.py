@@ -35,7 +35,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from controlplane.demo.house import House, Ports
 from controlplane.demo.receiver import Receiver
-from engine.replay import Record, Request, Status, arrivals
+from engine.load import Request, arrivals
+from engine.replay import Record, Status
 
 ENGINES = 8  # a change waits for the agent's poll, a person's for passes too: side by side they fit
 HANDS = 3  # engines that persons turn

@@ -32,7 +32,8 @@ from plant import ConfigWatch, Load, Version, capacity_here, house, say, share_i
 from controlplane.demo.house import House
 from controlplane.demo.pace import NORMAL, Pace
 from controlplane.demo.supervisor import answers
-from engine.replay import Record, Request, Status, arrivals
+from engine.load import Request, arrivals
+from engine.replay import Record, Status
 
 CHANGE = {"max_num_seqs": 64}  # from 32: what is served does not depend on it at this load
 WARM_WINDOWS = 4  # of traffic before the change: its trial is judged against them

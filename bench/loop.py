@@ -5,7 +5,7 @@
   static  the best of 12 fixed configurations, chosen in hindsight, the loop watching
 
 Control plane, agent, engine and this client run alike in every arm: only who may act, and the
-configuration, differ. The load shifts from calm and steady to bursts (engine.replay.bursts) of a
+configuration, differ. The load shifts from calm and steady to bursts (engine.load.bursts) of a
 mean well below what the engine sustains: whether crowds wait is then a matter of configuration, not
 of the last 5 % of the machine's speed. Control runs four times as fast as by default (every time
 divided by four), so that nine runs fit in 15 minutes; `--norms` takes the default times. The
@@ -29,7 +29,8 @@ from typing import Any
 from plant import CpuMeter, capacity_here, drive, house, say, share_inside, verdict, warm_up
 
 from controlplane.demo.pace import FAST, NORMAL, Pace
-from engine.replay import Record, Request, Status, Summary, arrivals, bursts, summarise
+from engine.load import Request, arrivals, bursts
+from engine.replay import Record, Status, Summary, summarise
 
 # 12 fixed configurations around the defaults (32, 2048, 512), on the knobs' own ladders.
 STATIC = [

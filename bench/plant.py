@@ -24,7 +24,8 @@ import psutil
 from controlplane.demo.house import House, Ports
 from controlplane.demo.pace import Pace
 from controlplane.demo.prepare import OBJECTIVES
-from engine.replay import Record, Replayer, Request, Status, arrivals
+from engine.load import Request, arrivals
+from engine.replay import Record, Replayer, Status
 
 TTFT_S = OBJECTIVES[0]["spec"]["threshold_ms"] / 1000
 TPOT_S = OBJECTIVES[1]["spec"]["threshold_ms"] / 1000

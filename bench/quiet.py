@@ -30,7 +30,8 @@ from plant import (
 )
 
 from controlplane.demo.pace import NORMAL
-from engine.replay import Record, Replayer, Request, Status, arrivals, summarise
+from engine.load import Request, arrivals
+from engine.replay import Record, Replayer, Status, summarise
 
 LOOK_EVERY_S = 30.0
 CPU_SHARE_MAX = 0.10

@@ -7,12 +7,11 @@ kind is one new file.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, Protocol, TypeGuard
 
+from slo.plugins import plugins
 from tracing.types import Grid, Reader, ShareSeries
 
 NAME_CHARS_MAX = 200
@@ -68,14 +67,7 @@ def gettext_noop(message: str) -> str:
 @cache
 def indicators() -> dict[str, Indicator]:
     """Every indicator by slug, in order of slug."""
-    import slo.indicators as folder
-
-    found: dict[str, Indicator] = {}
-    for module in sorted(m.name for m in pkgutil.iter_modules(folder.__path__)):
-        indicator: Indicator = importlib.import_module(f"{folder.__name__}.{module}").indicator
-        assert indicator.slug == module, f"slo/indicators/{module}.py calls itself {indicator.slug}"
-        found[module] = indicator
-    return found
+    return plugins("slo.indicators", "indicator")
 
 
 def spec_keys_check(spec: Mapping[str, Any], allowed: Collection[str]) -> None:

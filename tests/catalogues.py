@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import polib
@@ -14,4 +15,7 @@ def compile_all() -> None:
     for source in (ROOT / "locale").glob("*/LC_MESSAGES/*.po"):
         compiled = source.with_suffix(".mo")
         if not compiled.exists() or compiled.stat().st_mtime < source.stat().st_mtime:
-            polib.pofile(str(source)).save_as_mofile(str(compiled))
+            # Under another name first: another worker of the run may be reading it.
+            part = compiled.with_suffix(f".{os.getpid()}")
+            polib.pofile(str(source)).save_as_mofile(str(part))
+            part.replace(compiled)

@@ -7,12 +7,12 @@ own and those the engine reports.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
+
+from slo.plugins import plugins
 
 # Emergency or not, one action moves a knob at most so far (LOOP 3.4, invariant 4).
 STEPS_MAX = 2
@@ -87,10 +87,4 @@ class Knob:
 @cache
 def knobs() -> dict[str, Knob]:
     """Every knob by slug, found by looking into knobs/."""
-    package = importlib.import_module("controlplane.actions.knobs")
-    found: dict[str, Knob] = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        knob: Knob = importlib.import_module(f"{package.__name__}.{module.name}").KNOB
-        assert knob.slug == module.name, f"{module.name}: slug is {knob.slug!r}"
-        found[knob.slug] = knob
-    return found
+    return plugins("controlplane.actions.knobs", "KNOB")

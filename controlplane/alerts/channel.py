@@ -6,12 +6,12 @@ it (post.py, chat.py), and nothing else of ours; queueing, retries and the log a
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
+
+from slo.plugins import plugins
 
 Message = Mapping[str, Any]
 SEND_WITHIN_S = 10.0
@@ -92,10 +92,4 @@ class Channel(Protocol):
 @cache
 def channels() -> dict[str, Channel]:
     """Every kind of channel by slug, found by looking into channels/."""
-    package = importlib.import_module("controlplane.alerts.channels")
-    found: dict[str, Channel] = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        channel: Channel = importlib.import_module(f"{package.__name__}.{module.name}").CHANNEL
-        assert channel.slug == module.name, f"{module.name}: slug is {channel.slug!r}"
-        found[channel.slug] = channel
-    return found
+    return plugins("controlplane.alerts.channels", "CHANNEL")

@@ -1,4 +1,4 @@
 """The demo: load with a shift, the webhook receiver, the screen it prints.
 
-May import all below and engine.replay.
+May import all below, engine.load and engine.replay.
 """

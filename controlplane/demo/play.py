@@ -15,7 +15,8 @@ from controlplane.demo.house import House
 from controlplane.demo.pace import Pace
 from controlplane.demo.scenarios import Event, Scenario
 from controlplane.demo.supervisor import Supervisor, answers
-from engine.replay import Replayer, Request, Summary, summarise
+from engine.load import Request
+from engine.replay import Replayer, Summary, summarise
 
 LOOK_EVERY_S = 0.5
 LINGER_WINDOWS = 8.0  # so long after the last event nothing may be open for the story to be over
@@ -51,6 +52,11 @@ class Play:
         """When what the story is about began: its first event, else the shift."""
         return self.done[0][0] if self.done else self.shifted_at
 
+    @property
+    def undone(self) -> Sequence[Event]:
+        """Events whose time did not come: nothing was on trial, or the story ended before."""
+        return self.scenario.events[len(self.done) :]
+
     async def run(self) -> Summary:
         self.started_at = time.time()
         load = asyncio.create_task(
@@ -74,7 +80,7 @@ class Play:
     def step(self) -> bool:
         """Does what is due; True when the story is over."""
         windows = (time.time() - self.shifted_at) / self.pace.window_s
-        events = self.scenario.events[len(self.done) :]
+        events = self.undone
         if events and windows >= events[0].after_windows:
             if not events[0].on_trial or self.anything("actions", ON_TRIAL):
                 self.happen(events[0])

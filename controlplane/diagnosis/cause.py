@@ -10,8 +10,6 @@ line; labels are marked for translation and translated when shown.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from functools import cache
 from typing import Protocol
 
@@ -61,6 +59,7 @@ from controlplane.diagnosis.step_time import (
     points,
     step_time,
 )
+from slo.plugins import plugins
 
 # All a cause needs comes from here: a plug-in imports its contract and nothing else of ours.
 __all__ = [
@@ -147,13 +146,7 @@ class Cause(Protocol):
 @cache
 def causes() -> dict[str, Cause]:
     """Every cause by slug, found by looking into causes/."""
-    package = importlib.import_module("controlplane.diagnosis.causes")
-    found: dict[str, Cause] = {}
-    for module in pkgutil.iter_modules(package.__path__):
-        cause: Cause = importlib.import_module(f"{package.__name__}.{module.name}").CAUSE
-        assert cause.slug == module.name, f"{module.name}: slug is {cause.slug!r}"
-        found[cause.slug] = cause
-    return found
+    return plugins("controlplane.diagnosis.causes", "CAUSE")
 
 
 def label(slug: str) -> str:

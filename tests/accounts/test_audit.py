@@ -14,11 +14,6 @@ pytestmark = pytest.mark.django_db
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
-@pytest.fixture
-def tenant() -> Tenant:
-    return Tenant.objects.create(slug="acme", name="Acme")
-
-
 def write(tenant: Tenant, count: int) -> list[AuditEntry]:
     return [
         audit.record(

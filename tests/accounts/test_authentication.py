@@ -5,19 +5,10 @@ from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
 from controlplane.accounts.models import Membership, Tenant
-from controlplane.accounts.services import tenant_create, token_create
+from controlplane.accounts.services import tenant_create
+from tests.rest import client_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.accounts.views")]
-
-
-@pytest.fixture
-def tenant() -> Tenant:
-    return tenant_create(slug="acme", name="Acme")
-
-
-def with_token(tenant: Tenant, kind: str) -> APIClient:
-    _, secret = token_create(tenant=tenant, kind=kind, name="test")
-    return APIClient(headers={"Authorization": f"Bearer {secret}"})
 
 
 def signed_in(user: User) -> APIClient:
@@ -28,13 +19,13 @@ def signed_in(user: User) -> APIClient:
 
 def test_a_token_speaks_for_its_tenant(tenant: Tenant) -> None:
     tenant_create(slug="other", name="Other")
-    answer = with_token(tenant, "api").get("/who/")
+    answer = client_of(tenant, kind="api").get("/who/")
     assert (answer.status_code, answer.json()) == (200, {"tenant": "acme"})
 
 
 def test_a_view_says_which_tokens_it_takes(tenant: Tenant) -> None:
-    assert with_token(tenant, "agent").get("/agents/").status_code == 200
-    answer = with_token(tenant, "agent").get("/who/")
+    assert client_of(tenant, kind="agent").get("/agents/").status_code == 200
+    answer = client_of(tenant, kind="agent").get("/who/")
     assert answer.status_code == 401
     assert answer.json() == {
         "error": {
@@ -88,6 +79,6 @@ def test_a_session_cannot_be_written_with_from_another_site(tenant: Tenant) -> N
 def test_every_error_has_one_shape(
     tenant: Tenant, how: str, status: int, code: str, message: str, param: str | None
 ) -> None:
-    answer = with_token(tenant, "api").get(f"/fails/{how}/")
+    answer = client_of(tenant, kind="api").get(f"/fails/{how}/")
     assert answer.status_code == status
     assert answer.json() == {"error": {"code": code, "message": message, "param": param}}

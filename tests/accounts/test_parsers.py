@@ -3,17 +3,16 @@ from __future__ import annotations
 import pytest
 from rest_framework.test import APIClient
 
+from controlplane.accounts.models import Tenant
 from controlplane.accounts.parsers import NESTING_MAX, StrictJson
-from controlplane.accounts.services import tenant_create, token_create
+from tests.rest import client_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.accounts.views")]
 
 
 @pytest.fixture
-def api() -> APIClient:
-    tenant = tenant_create(slug="acme", name="Acme")
-    _, secret = token_create(tenant=tenant, kind="api", name="test")
-    return APIClient(headers={"Authorization": f"Bearer {secret}"})
+def api(tenant: Tenant) -> APIClient:
+    return client_of(tenant)
 
 
 def nested(levels: int) -> bytes:

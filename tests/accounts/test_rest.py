@@ -17,18 +17,9 @@ from controlplane.accounts import throttle
 from controlplane.accounts.models import Membership, Tenant, Token
 from controlplane.accounts.rest import LIMIT_MAX, ListQuery, page_of
 from controlplane.accounts.services import tenant_create, token_create
+from tests.rest import client_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("tests.accounts.views")]
-
-
-@pytest.fixture
-def tenant() -> Tenant:
-    return tenant_create(slug="acme", name="Acme")
-
-
-def client(tenant: Tenant, *scopes: str) -> APIClient:
-    _, secret = token_create(tenant=tenant, kind="api", name="ci", scopes=scopes or None)
-    return APIClient(headers={"Authorization": f"Bearer {secret}"})
 
 
 # --- pages ----------------------------------------------------------------------------------------
@@ -61,7 +52,7 @@ class PagesAreTheList(TestCase):
 
 
 def test_rows_that_come_meanwhile_shift_nothing(tenant: Tenant) -> None:
-    api = client(tenant)
+    api = client_of(tenant)
     for name in ("d", "b"):
         token_create(tenant=tenant, kind="ingest", name=name)
     first = api.get("/tokens/?limit=2").json()
@@ -74,7 +65,7 @@ def test_rows_that_come_meanwhile_shift_nothing(tenant: Tenant) -> None:
 
 
 def test_a_cursor_that_is_not_this_lists_is_refused(tenant: Tenant) -> None:
-    api = client(tenant)
+    api = client_of(tenant)
     token_create(tenant=tenant, kind="ingest", name="x")
     good = api.get("/tokens/?limit=1").json()["next"]
     for path, cursor in (
@@ -102,7 +93,7 @@ def test_a_cursor_that_is_not_this_lists_is_refused(tenant: Tenant) -> None:
 def test_a_query_that_does_not_fit_names_itself(
     tenant: Tenant, asked: str, param: str, words: str
 ) -> None:
-    answer = client(tenant).get(f"/tokens/?{asked}")
+    answer = client_of(tenant).get(f"/tokens/?{asked}")
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "invalid", param)
     assert words in error["message"]
@@ -143,7 +134,7 @@ def test_a_scope_that_does_not_fit_names_the_allowed(
     ("scope", "opens"), [("read", "GET /who/"), ("write", "POST /who/"), ("act", "POST /acts/")]
 )
 def test_a_scope_opens_its_own_doors_alone(tenant: Tenant, scope: str, opens: str) -> None:
-    api = client(tenant, scope)
+    api = client_of(tenant, scope)
     for call in ("GET /who/", "POST /who/", "GET /acts/", "POST /acts/"):
         method, path = call.split()
         answer = getattr(api, method.lower())(path, {}, **({} if method == "GET" else JSON))
@@ -178,7 +169,7 @@ JSON: dict[str, Any] = {"format": "json"}
 def test_what_the_framework_refuses_has_the_same_shape(
     tenant: Tenant, method: str, path: str, options: dict[str, Any], status: int, code: str
 ) -> None:
-    answer = getattr(client(tenant), method)(path, **options)
+    answer = getattr(client_of(tenant), method)(path, **options)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert set(answer.json()["error"]) == {"code", "message", "param"}
 
@@ -189,7 +180,7 @@ def test_a_caller_over_its_rate_is_told_when_to_come_back(
     settings.TRIMTAB_API_REQUESTS_PER_MIN = 3
     now = 1_000.0
     monkeypatch.setattr(throttle.time, "monotonic", lambda: now)
-    api, other = client(tenant), client(tenant)
+    api, other = client_of(tenant), client_of(tenant)
     assert [api.get("/who/").status_code for _ in range(4)] == [200, 200, 200, 429]
     refused = api.get("/who/")
     assert refused.json()["error"]["code"] == "throttled"
@@ -204,7 +195,7 @@ def test_no_more_callers_are_remembered_than_the_limit(
 ) -> None:
     monkeypatch.setattr(throttle, "CALLERS_MAX", 2)
     for _ in range(3):
-        client(tenant).get("/who/")
+        client_of(tenant).get("/who/")
     assert len(throttle.RequestsPerMinute._buckets) == 2
 
 

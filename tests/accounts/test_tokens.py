@@ -17,11 +17,6 @@ from controlplane.accounts.services import tenant_create, token_create, token_re
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def tenant() -> Tenant:
-    return tenant_create(slug="acme", name="Acme")
-
-
 @pytest.fixture(autouse=True)
 def nothing_cached() -> None:
     selectors._ingest_tenants.clear()

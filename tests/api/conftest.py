@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
 from django.contrib.auth import get_user_model
 
 from controlplane.accounts.models import Membership, Tenant
@@ -18,7 +16,6 @@ from controlplane.fleet.services import command_create
 from gpu_agent.protocol import CommandKind
 from slo.contracts import contract_declare
 from tests.controlplane.web.world import TRACE_ID, incident, judge, send, world
-from tracing import wiring
 
 
 @dataclass
@@ -81,6 +78,7 @@ def household(slug: str, *, mark: str = "", telemetry: bool = True) -> Household
         "channel_id": str(tenant.channels.get().pk),
         "fleet.name": f"node-a{mark}",
         "token": "a-link-is-for-whoever-has-it",
+        "uidb64": "MQ",
         "verb": "approve",
         "slug": "ttft",
         "contracts.slug": "gold",
@@ -93,9 +91,3 @@ def household(slug: str, *, mark: str = "", telemetry: bool = True) -> Household
         "member_id": str(Membership.objects.get(user=owner).pk),
     }
     return Household(made.tenant, owner, api, agent, things)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def store_closed() -> Iterator[None]:
-    yield
-    wiring.close()

@@ -7,7 +7,8 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
-from engine.replay import Record, Request, Status
+from engine.load import Request
+from engine.replay import Record, Status
 
 
 def record(status: Status, tokens: int = 0) -> Record:

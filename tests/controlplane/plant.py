@@ -21,9 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tests.controlplane.memory_reader import MemoryReader
-
-__all__ = ["START", "MemoryReader", "Plant", "Request"]
+from tests.memory_reader import MemoryReader
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 LATENCY = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0)

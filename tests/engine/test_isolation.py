@@ -22,7 +22,9 @@ def test_no_module_of_the_engine_imports_another_room() -> None:
             assert not {name.split(".")[0] for name in names} & OTHERS, path
 
 
-@pytest.mark.parametrize("module", ["engine", "engine.replay", "engine.knobs", "engine.config"])
+@pytest.mark.parametrize(
+    "module", ["engine", "engine.load", "engine.replay", "engine.knobs", "engine.config"]
+)
 def test_what_the_control_plane_may_use_imports_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -17,7 +17,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.replay import Replayer, Status, arrivals, calibrate, summarise
+from engine.load import arrivals
+from engine.replay import Replayer, Status, calibrate, summarise
 from tests.engine.conftest import ROOT, EngineProcess
 
 pytestmark = pytest.mark.processes

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import httpx
 
 from controlplane.demo.house import House, Ports
-from engine.replay import Record, Replayer, arrivals
+from engine.load import arrivals
+from engine.replay import Record, Replayer
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]

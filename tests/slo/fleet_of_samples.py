@@ -8,7 +8,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.accounts.services import tenant_create
 from slo.models import Objective
 from slo.services import objective_apply
-from tests.slo.memory_reader import MemoryReader
+from tests.memory_reader import MemoryReader
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 WINDOW = timedelta(seconds=15)
@@ -22,12 +22,12 @@ class Engine:
     def __init__(self, reader: MemoryReader, name: str = "engine-0", service: str = "chat") -> None:
         self.reader, self.labels = reader, {"instance": name, "service": service}
         reader.bounds[TTFT] = [0.25, 0.5, 1.0]
-        self.counts = [0.0, 0.0, 0.0, 0.0]
+        self.counts = [0.0, 0.0, 0.0, 0.0, 0.0]  # of the four buckets, and the sum
         self.window = 0
         self.scrape(START)
 
     def scrape(self, at: datetime) -> None:
-        self.reader.bucket(TTFT, at, list(self.counts), **self.labels)
+        self.reader.add(TTFT, at, tuple(self.counts), self.labels)
 
     def serve(self, good: int, bad: int, *, windows: int = 1) -> datetime:
         """Good and bad events per window; returns the end of the last one."""
@@ -47,7 +47,7 @@ class Engine:
         return START + self.window * WINDOW
 
 
-def a_tenant(slug: str = "acme") -> Tenant:
+def a_tenant(slug: str) -> Tenant:
     return tenant_create(slug=slug, name=slug.title())
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from rest_framework.test import APIClient
 
-from controlplane.accounts.services import token_create
+from controlplane.accounts.models import Tenant
+from tests.rest import client_of
 from tests.slo.fleet_of_samples import a_tenant, an_objective
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("slo.api")]
@@ -18,9 +19,8 @@ BODY: dict[str, Any] = {
 
 
 @pytest.fixture
-def api() -> APIClient:
-    _, secret = token_create(tenant=a_tenant(), kind="api", name="ci")
-    return APIClient(headers={"Authorization": f"Bearer {secret}"})
+def api(tenant: Tenant) -> APIClient:
+    return client_of(tenant)
 
 
 def test_put_creates_then_updates_by_slug(api: APIClient) -> None:

@@ -24,11 +24,6 @@ STEP = {"basis": "step", "percent": 5, "step_percent": 0.1}
 QUARTER = timedelta(minutes=15)
 
 
-@pytest.fixture
-def tenant() -> Tenant:
-    return a_tenant()
-
-
 def a_contract(tenant: Tenant, now: datetime = START, **changes: Any) -> Contract:
     spec = {
         "slug": "gold",

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 import pytest
-from django.db import connection
 from pytest_django import Settings
 
 from controlplane.accounts.models import Tenant
@@ -15,6 +12,8 @@ from slo.budget import Counts
 from slo.models import Objective, Reading
 from slo.readings import counts_between
 from slo.services import Judgement, objectives_judge
+from tests.kills import killed_at_every_statement
+from tests.memory_reader import MemoryReader
 from tests.slo.fleet_of_samples import (
     SETTLED,
     START,
@@ -24,15 +23,9 @@ from tests.slo.fleet_of_samples import (
     a_tenant,
     an_objective,
 )
-from tests.slo.memory_reader import MemoryReader
 from tracing.types import Grid, HistogramSeries, Labels, Signal, Span
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def tenant() -> Tenant:
-    return a_tenant()
 
 
 @pytest.fixture
@@ -47,6 +40,11 @@ def reader() -> MemoryReader:
 
 def judge(tenant: Tenant, reader: MemoryReader, at: datetime) -> list[Judgement]:
     return objectives_judge(tenant=tenant, reader=reader, now=at + SETTLED)
+
+
+def span_ending(at: datetime) -> Span:
+    began_ns = int((at.timestamp() - 1) * 1e9)
+    return Span("t", "s", "", "llm_request", 2, "chat", "engine-0", began_ns, 10**9, 0)
 
 
 def last(judgements: list[Judgement], scope: str = "") -> Judgement:
@@ -66,6 +64,33 @@ def test_a_window_is_judged_once_its_data_had_time_to_arrive(
     assert whole.burn == pytest.approx(10)
     assert whole.fresh
     assert judge(tenant, reader, end) == []
+
+
+def test_a_window_is_judged_at_once_when_each_engine_was_heard_of_after_its_end(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    one, two = Engine(reader, "engine-0"), Engine(reader, "engine-1")
+    one.serve(90, 10)
+    judge(tenant, reader, two.serve(90, 10))
+    end = two.serve(90, 10)
+    now = end + timedelta(seconds=1)
+    assert objectives_judge(tenant=tenant, reader=reader, now=now) == []  # engine-0 said nothing
+    one.serve(50, 50)
+    found = objectives_judge(tenant=tenant, reader=reader, now=now)
+    assert [(j.scope, j.window_end, j.good) for j in found] == [
+        ("engine-0", end, 50),
+        ("engine-1", end, 90),
+        ("", end, 140),
+    ]
+
+
+def test_spans_that_came_do_not_tell_that_all_came(tenant: Tenant, reader: MemoryReader) -> None:
+    an_objective(tenant, spec={"source": "spans", "threshold_ms": 500})
+    reader.stored_spans += [span_ending(START + timedelta(seconds=s)) for s in range(1, 40)]
+    judge(tenant, reader, START + WINDOW)
+    end = START + 2 * WINDOW
+    assert objectives_judge(tenant=tenant, reader=reader, now=end + timedelta(seconds=6)) == []
+    assert last(judge(tenant, reader, end)).window_end == end
 
 
 def test_a_window_over_the_fast_burn_is_bad(
@@ -137,14 +162,14 @@ def test_late_data_amend_the_window_and_the_budget(
     judge(tenant, reader, engine.silence(windows=1))
     for seconds in (5, 10, 15):
         late = START + WINDOW + timedelta(seconds=seconds)
-        reader.bucket(TTFT, late, [0, 10, 2 * seconds, 0], **engine.labels)
+        reader.add(TTFT, late, (0, 10, 2 * seconds, 0, 0), engine.labels)
     judgements = judge(tenant, reader, START + 3 * WINDOW)
     late_ones = [j for j in judgements if j.window_end == START + 2 * WINDOW]
     assert {(j.scope, j.total, j.signal, j.fresh) for j in late_ones} == {
         ("engine-0", 30, Signal.OK, True),
         ("", 30, Signal.OK, True),
     }
-    reader.bucket(TTFT, START + WINDOW + timedelta(seconds=15), [0, 10, 31, 0], **engine.labels)
+    reader.add(TTFT, START + 2 * WINDOW, (0, 10, 31, 0, 0), engine.labels)
     judgements = judge(tenant, reader, START + 4 * WINDOW)
     amended = [j for j in judgements if j.window_end == START + 2 * WINDOW]
     assert {(j.total, j.fresh) for j in amended} == {(31, False)}
@@ -164,7 +189,7 @@ def test_a_replayed_spool_fills_a_gap_older_than_eight_windows(
     judge(tenant, reader, engine.serve(10, 0))
     assert counts_between(objective, "", START, START + 22 * WINDOW) == Counts(20, 60)
     in_gap = START + timedelta(seconds=100)
-    engine.reader.bucket(TTFT, in_gap, [*before_gap[:2], 40, 0], **engine.labels)
+    engine.reader.add(TTFT, in_gap, (*before_gap[:2], 40, 0, 0), engine.labels)
     judge(tenant, reader, engine.serve(10, 0))
     assert counts_between(objective, "", START, START + 23 * WINDOW) == Counts(30, 70)
     booked_in = Reading.objects.get(scope="", window_end=START + 7 * WINDOW)
@@ -229,9 +254,9 @@ def test_a_long_cut_is_counted_once_the_spool_was_replayed(
     for one in (other, engine):
         end = one.serve(10, 0)
     judge(tenant, reader, end)
-    for samples in spool.reader.buckets[TTFT].values():
+    for samples in spool.reader.samples[TTFT].values():
         for at, counts in samples[25:]:
-            reader.bucket(TTFT, at, counts, **engine.labels)
+            reader.add(TTFT, at, counts, engine.labels)
     for _ in range(6):
         for one in (other, engine):
             end = one.serve(10, 0)
@@ -297,11 +322,7 @@ def test_widths_that_are_no_binary_fraction_stay_on_one_grid(
 def test_spans_are_judged_too(tenant: Tenant, reader: MemoryReader) -> None:
     an_objective(tenant, spec={"source": "spans", "threshold_ms": 500})
     assert last(judge(tenant, reader, START)).signal == Signal.MISSING
-    for index in range(30):
-        begin_ns = int(START.timestamp() * 1e9)
-        reader.stored_spans.append(
-            Span("t", str(index), "", "llm_request", 2, "chat", "engine-0", begin_ns, 10**9, 0)
-        )
+    reader.stored_spans += [span_ending(START + timedelta(seconds=1))] * 30
     judgement = last(judge(tenant, reader, START + WINDOW), "engine-0")
     assert (judgement.total, judgement.bad, judgement.signal) == (30, True, Signal.OK)
     assert last(judge(tenant, reader, START + 2 * WINDOW)).signal == Signal.NO_TRAFFIC
@@ -357,25 +378,9 @@ def test_a_kill_between_any_two_statements_costs_no_event(
     engine = Engine(reader)
     judge(tenant, reader, engine.serve(9, 1))
     end = engine.serve(9, 1, windows=2)
-    before, killed_at, left = list(Reading.objects.values()), 0, 0
-
-    def kill(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        nonlocal left
-        if "SAVEPOINT" not in sql:  # commit and rollback are the database's own promise
-            left -= 1
-            if left == -1:
-                raise KeyboardInterrupt
-        return execute(sql, *rest)
-
-    while True:
-        left = killed_at
-        try:
-            with connection.execute_wrapper(kill):
-                judgements = judge(tenant, reader, end)
-            break
-        except KeyboardInterrupt:
-            assert list(Reading.objects.values()) == before
-            killed_at += 1
-    assert killed_at > 10
+    judgements, deaths = killed_at_every_statement(
+        lambda: judge(tenant, reader, end), lambda: list(Reading.objects.values())
+    )
+    assert deaths > 10
     assert [(j.scope, j.fresh) for j in judgements] == [("engine-0", True), ("", True)] * 2
     assert counts_between(objective, "", START - WINDOW, end) == Counts(27, 30)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from slo.indicator import SpecError, indicators
+from tests.memory_reader import MemoryReader
 from tests.slo.fleet_of_samples import START, TTFT, WINDOW, Engine
-from tests.slo.memory_reader import MemoryReader
 from tracing.types import Grid, Span
 
 latency = indicators()["latency"]

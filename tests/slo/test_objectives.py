@@ -9,15 +9,10 @@ from slo import services
 from slo.fields import FieldError
 from slo.models import Objective, Reading
 from slo.services import objective_apply
-from tests.slo.fleet_of_samples import SETTLED, Engine, a_tenant, an_objective
-from tests.slo.memory_reader import MemoryReader
+from tests.memory_reader import MemoryReader
+from tests.slo.fleet_of_samples import SETTLED, Engine, an_objective
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def tenant() -> Tenant:
-    return a_tenant()
 
 
 def test_applying_twice_updates_the_one_with_that_slug(tenant: Tenant) -> None:

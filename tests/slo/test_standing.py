@@ -8,16 +8,11 @@ from pytest_django import DjangoAssertNumQueries
 from controlplane.accounts.models import Tenant
 from slo.selectors import State, budget_series, objectives_standing, standing
 from slo.services import objectives_judge
-from tests.slo.fleet_of_samples import SETTLED, START, WINDOW, Engine, a_tenant, an_objective
-from tests.slo.memory_reader import MemoryReader
+from tests.memory_reader import MemoryReader
+from tests.slo.fleet_of_samples import SETTLED, START, WINDOW, Engine, an_objective
 from tracing.types import Signal
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def tenant() -> Tenant:
-    return a_tenant()
 
 
 @pytest.fixture

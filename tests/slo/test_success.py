@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from slo.indicator import SpecError, indicators
+from tests.memory_reader import MemoryReader
 from tests.slo.fleet_of_samples import START, WINDOW
-from tests.slo.memory_reader import MemoryReader
 from tracing.types import Grid, ShareSeries
 
 success = indicators()["success"]
@@ -17,7 +17,7 @@ REJECTED = "vllm:admission_rejections_total"
 
 def grow(reader: MemoryReader, metric: str, by: float, **labels: str) -> None:
     for at, value in ((START, 0.0), (START + WINDOW, by)):
-        reader.counter(metric, at, value, instance="engine-0", service="chat", **labels)
+        reader.add(metric, at, value, {"instance": "engine-0", "service": "chat", **labels})
 
 
 def read(reader: MemoryReader, **spec: Any) -> list[ShareSeries]:
@@ -52,8 +52,9 @@ def test_nothing_but_errors_is_all_bad() -> None:
 def test_nothing_measured_is_not_zero() -> None:
     assert read(MemoryReader()) == []
     reader = MemoryReader()
-    reader.counter(DONE, START, 5, instance="e", service="chat", finished_reason="stop")
-    reader.counter(FAILED, START + WINDOW, 5, instance="f", service="chat")
+    stopped = {"instance": "e", "service": "chat", "finished_reason": "stop"}
+    reader.add(DONE, START, 5, stopped)
+    reader.add(FAILED, START + WINDOW, 5, {"instance": "f", "service": "chat"})
     shares = {s.labels["instance"]: s for s in read(reader)}
     assert all(math.isnan(t) for i, s in shares.items() if i == "e" for t in s.total)
 

@@ -15,9 +15,8 @@ from tracing.store.store import Store
 
 
 @pytest.fixture(scope="session")
-def store() -> Iterator[Store]:
-    yield wiring.store()
-    wiring.close()
+def store() -> Store:
+    return wiring.store()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,13 +34,6 @@ from tests.controlplane.actions.test_propose import ended, propose, step, twin
 from tracing.types import Signal
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path, 3)
-    made.after_share, made.silent = 0.02, False
-    return made
 
 
 def new(world: World, state: str, priority: int = Priority.REPAIR, **columns: Any) -> Action:

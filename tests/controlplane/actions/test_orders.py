@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,13 +25,6 @@ from tests.controlplane.actions.test_interleavings import World, check_ledger
 from tests.controlplane.actions.test_propose import propose, step
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> World:
-    made = World(tmp_path, 3)
-    made.after_share, made.silent = 0.02, False
-    return made
 
 
 def mode(world: World, word: str) -> None:
@@ -77,6 +69,8 @@ def test_an_approved_proposal_goes_its_way_and_the_log_names_who_said_yes(world:
     action_approve(action=action, actor="ada", now=world.now)
     until(world, action, State.VERIFIED)
     assert world.plant.values["max_num_seqs"] == 32
+    assert action.incident is not None
+    assert [d.cured for d in action.incident.diagnoses.filter(cause=action.cause)][-1]
     entry = AuditEntry.objects.get(subject=str(action.pk), verb="approved")
     assert entry.actor == "ada"
     assert audit.verify(world.tenant).holds

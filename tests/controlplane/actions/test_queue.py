@@ -9,7 +9,8 @@ import pytest
 from controlplane.actions.models import Action
 from controlplane.actions.trial import Queue, _queue
 from controlplane.fleet.models import Engine
-from tests.controlplane.plant import START, MemoryReader
+from tests.controlplane.plant import START
+from tests.memory_reader import MemoryReader
 
 AT = START + timedelta(minutes=5)
 W = 15

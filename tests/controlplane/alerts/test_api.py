@@ -10,25 +10,20 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from controlplane.accounts.models import AuditEntry, Tenant
-from controlplane.accounts.services import token_create
 from controlplane.alerts.models import Channel, Delivery, Silence
 from controlplane.alerts.services import CHANNELS_PER_TENANT_MAX
 from controlplane.alerts.telling import incident_tell
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import Story
 from tests.controlplane.alerts.receiver import NOW, Receiver
+from tests.rest import client_of
 
 pytestmark = pytest.mark.django_db
 
 
-def client(tenant: Tenant, *scopes: str) -> APIClient:
-    _, secret = token_create(tenant=tenant, kind="api", name="ci", scopes=scopes or None)
-    return APIClient(headers={"Authorization": f"Bearer {secret}"})
-
-
 @pytest.fixture
 def api(incident: Incident) -> APIClient:
-    return client(incident.tenant)
+    return client_of(incident.tenant)
 
 
 def make(api: APIClient, **spec: Any) -> Any:
@@ -202,7 +197,7 @@ def test_the_log_is_filtered_and_paged(api: APIClient, incident: Incident) -> No
 
 
 def test_a_token_that_reads_changes_nothing(api: APIClient, incident: Incident) -> None:
-    reader = client(incident.tenant, "read")
+    reader = client_of(incident.tenant, "read")
     url = f"/api/v1/channels/{make(api).json()['id']}/"
     assert reader.get(url).status_code == 200
     assert make(reader, name="mine").status_code == 403
@@ -217,7 +212,7 @@ def test_another_tenant_sees_and_changes_nothing(api: APIClient, incident: Incid
     body = {"service": "chat", "reason": "r", "until": until}
     silence = f"/api/v1/silences/{api.post('/api/v1/silences/', body, format='json').json()['id']}/"
     incident_tell(incident=incident, story=Story(what="T"), now=NOW)
-    other = client(Tenant.objects.create(slug="other", name="Other"))
+    other = client_of(Tenant.objects.create(slug="other", name="Other"))
     for url in (channel, silence):
         assert other.get(url).status_code == 404
         assert other.delete(url).status_code == 404

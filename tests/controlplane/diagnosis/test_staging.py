@@ -7,7 +7,7 @@ from typing import Any
 
 from controlplane.diagnosis.scene import EngineFacts
 from controlplane.diagnosis.staging import changes_of
-from tests.controlplane.memory_reader import MemoryReader
+from tests.memory_reader import MemoryReader
 from tracing.types import Grid
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

@@ -8,22 +8,16 @@ import pytest
 from rest_framework.test import APIClient
 
 from controlplane.accounts.models import Tenant
-from controlplane.accounts.services import tenant_create, token_create
 from controlplane.fleet.limits import SYNC_BYTES_MAX
 from gpu_agent.protocol import CommandState, SyncReply
 from tests.controlplane.fleet.agent_side import an_apply, an_engine, heartbeat, report, result
+from tests.rest import client_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.urls("controlplane.fleet.api")]
 
 
-@pytest.fixture
-def tenant() -> Tenant:
-    return tenant_create(slug="acme", name="Acme")
-
-
-def client(tenant: Tenant, kind: str) -> APIClient:
-    _, secret = token_create(tenant=tenant, kind=kind, name="test")
-    return APIClient(headers={"Authorization": f"Bearer {secret}"})
+def agent(tenant: Tenant) -> APIClient:
+    return client_of(tenant, kind="agent")
 
 
 def post(api: APIClient, **changes: Any) -> Any:
@@ -33,7 +27,7 @@ def post(api: APIClient, **changes: Any) -> Any:
 
 def test_sync_answers_with_a_reply_the_agent_can_read(tenant: Tenant) -> None:
     command = an_apply(an_engine(tenant))
-    answer = post(client(tenant, "agent"), results=[result(command, CommandState.RECEIVED)])
+    answer = post(agent(tenant), results=[result(command, CommandState.RECEIVED)])
     assert answer.status_code == 200
     reply = SyncReply.from_json(answer.json())
     assert [c.command_id for c in reply.commands] == [str(command.pk)]
@@ -41,7 +35,7 @@ def test_sync_answers_with_a_reply_the_agent_can_read(tenant: Tenant) -> None:
 
 @pytest.mark.parametrize("kind", ["api", "ingest"])
 def test_only_agents_sync(tenant: Tenant, kind: str) -> None:
-    answer = post(client(tenant, kind))
+    answer = post(client_of(tenant, kind=kind))
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "authentication_failed")
 
 
@@ -61,7 +55,7 @@ def test_only_agents_sync(tenant: Tenant, kind: str) -> None:
 def test_a_message_that_does_not_fit_names_the_field(
     tenant: Tenant, body: object, param: str, words: str
 ) -> None:
-    answer = client(tenant, "agent").post("/agent/sync", body, format="json")
+    answer = agent(tenant).post("/agent/sync", body, format="json")
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("invalid", param)
@@ -73,13 +67,13 @@ def test_a_command_id_that_is_none_names_itself(tenant: Tenant) -> None:
         "command_id": "x", "kind": "apply", "state": "applied", "at": "2026-03-01T00:00:00Z",
     }  # fmt: skip
     body = {**heartbeat(datetime.now(UTC)).to_json(), "results": [words]}
-    answer = client(tenant, "agent").post("/agent/sync", body, format="json")
+    answer = agent(tenant).post("/agent/sync", body, format="json")
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "CommandResult.command_id"
 
 
 def test_two_claims_on_one_identity_are_a_conflict(tenant: Tenant) -> None:
-    api = client(tenant, "agent")
+    api = agent(tenant)
     assert post(api).status_code == 200
     clone = post(api, node="node-1")
     assert (clone.status_code, clone.json()["error"]["code"]) == (409, "agent_conflict")
@@ -89,13 +83,13 @@ def test_two_claims_on_one_identity_are_a_conflict(tenant: Tenant) -> None:
 
 def test_a_sync_over_its_size_is_refused_unread(tenant: Tenant) -> None:
     body = json.dumps({**heartbeat().to_json(), "padding": "x" * SYNC_BYTES_MAX})
-    answer = client(tenant, "agent").post("/agent/sync", body, content_type="application/json")
+    answer = agent(tenant).post("/agent/sync", body, content_type="application/json")
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
 
 
 def test_nodes_and_engines_are_listed_read_only(tenant: Tenant) -> None:
-    post(client(tenant, "agent"), engines=[report(), report("engine-1", service="embed")])
-    api = client(tenant, "api")
+    post(agent(tenant), engines=[report(), report("engine-1", service="embed")])
+    api = client_of(tenant, kind="api")
     (node,) = api.get("/nodes/").json()["nodes"]
     assert (node["name"], node["state"]) == ("node-0", "ok")
     engines = api.get("/engines/").json()["engines"]
@@ -117,6 +111,6 @@ def test_nodes_and_engines_are_listed_read_only(tenant: Tenant) -> None:
     ],
 )
 def test_a_sync_no_page_could_show_is_refused(tenant: Tenant, body: bytes, words: str) -> None:
-    answer = client(tenant, "agent").post("/agent/sync", body, content_type="application/json")
+    answer = agent(tenant).post("/agent/sync", body, content_type="application/json")
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]

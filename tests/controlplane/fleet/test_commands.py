@@ -5,18 +5,12 @@ import uuid
 import pytest
 
 from controlplane.accounts.models import Tenant
-from controlplane.accounts.services import tenant_create
 from controlplane.fleet.models import Command, Engine
 from controlplane.fleet.selectors import commands_of
 from controlplane.fleet.services import command_create
 from tests.controlplane.fleet.agent_side import GENERATION, START, an_apply, an_engine
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def tenant() -> Tenant:
-    return tenant_create(slug="acme", name="Acme")
 
 
 def test_asking_again_makes_no_second_command(tenant: Tenant) -> None:

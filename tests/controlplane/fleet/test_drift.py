@@ -26,11 +26,6 @@ from tests.controlplane.fleet.agent_side import (
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def tenant() -> Tenant:
-    return tenant_create(slug="acme", name="Acme")
-
-
 def commands_to(engine: Engine) -> list[Command]:
     return commands_answered([engine]).get(engine.pk, [])
 

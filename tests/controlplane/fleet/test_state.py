@@ -14,11 +14,6 @@ from tests.controlplane.fleet.agent_side import START, an_engine, heartbeat, rep
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def tenant() -> Tenant:
-    return tenant_create(slug="acme", name="Acme")
-
-
 @pytest.mark.parametrize(
     ("silent_s", "state"), [(0, "ok"), (15, "ok"), (16, "late"), (60, "late"), (61, "lost")]
 )

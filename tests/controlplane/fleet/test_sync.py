@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from controlplane.accounts.models import Tenant
 from controlplane.accounts.services import tenant_create
@@ -23,14 +21,10 @@ from tests.controlplane.fleet.agent_side import (
     report,
     result,
 )
+from tests.kills import killed_at_every_statement
 
 pytestmark = pytest.mark.django_db
 SECOND = timedelta(seconds=1)
-
-
-@pytest.fixture
-def tenant() -> Tenant:
-    return tenant_create(slug="acme", name="Acme")
 
 
 def test_a_heartbeat_makes_the_node_and_its_engines_known(tenant: Tenant) -> None:
@@ -182,26 +176,10 @@ def test_a_kill_between_any_two_statements_leaves_nothing_half_done(tenant: Tena
     request = heartbeat(
         at, engines=[report(config_version=8)], results=[result(first, CommandState.APPLIED)]
     )
-    before, killed_at, left = snapshot(), 0, 0
-
-    def kill(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        nonlocal left
-        if "SAVEPOINT" not in sql:  # commit and rollback are the database's own promise
-            left -= 1
-            if left == -1:
-                raise KeyboardInterrupt
-        return execute(sql, *rest)
-
-    while True:
-        left = killed_at
-        try:
-            with connection.execute_wrapper(kill):
-                reply = sync(tenant=tenant, request=request, now=at)
-            break
-        except KeyboardInterrupt:
-            assert snapshot() == before
-            killed_at += 1
-    assert killed_at > 5
+    reply, deaths = killed_at_every_statement(
+        lambda: sync(tenant=tenant, request=request, now=at), snapshot
+    )
+    assert deaths > 5
     assert len(reply.commands) == 1
     after = snapshot()
     again = sync(tenant=tenant, request=request, now=at)

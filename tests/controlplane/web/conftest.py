@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.test import Client
 
 from tests.controlplane.web.world import World, incident, judge, member, send, world
-from tracing import wiring
 
 
 @pytest.fixture
@@ -35,9 +33,3 @@ def ada(client: Client) -> Any:
         return client
 
     return sign_in
-
-
-@pytest.fixture(scope="session", autouse=True)
-def store_closed() -> Iterator[None]:
-    yield
-    wiring.close()
