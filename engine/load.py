@@ -42,8 +42,8 @@ PROMPT_TOKENS = (
 OUTPUT_TOKENS = (7, 16, 41, 54, 77, 91, 103, 129, 177, 217, 384, 400, 424, 451, 601, 1000)
 
 # A crowd that comes at once (an agent's fan-out, a mail to all): a quarter of the time.
-BURST_S, BURST_LOAD = 0.75, 2.8
-LULL_S, LULL_LOAD = (1.5, 3.0), 0.4
+BURST_S, BURST_LOAD = 0.6, 2.8
+LULL_S, LULL_LOAD = (1.2, 2.4), 0.4
 
 
 @dataclass(frozen=True)

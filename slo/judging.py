@@ -1,7 +1,8 @@
 """How each objective stands in the newest control windows: read, book, judge.
 
-Windows are aligned to the epoch. One is judged once its data had time to arrive (one scrape and
-1.5 s after its end). With every new window the last 8 are read again, and their rows amended.
+Windows are aligned to the epoch. One is judged once each engine was heard of after its end, and at
+the latest once its data had time to arrive (one scrape and 1.5 s). With every new window the last 8
+are read again, and their rows amended.
 What was missed within the last 8 h is made up for, at most 240 windows a pass: a control plane that
 slept reads on from where it stopped, and a gap that has ended is read again, because a spool
 replays it.
@@ -101,7 +102,7 @@ def objectives_judge(
 
 
 def settle_s() -> float:
-    """How long after its end a window is judged: its last scrape was made, sent and stored."""
+    """How long after its end a window is judged at the latest: a scrape, sent and stored."""
     return settings.TRIMTAB_SCRAPE_S + SETTLE_EXTRA_S
 
 
@@ -109,18 +110,34 @@ def _judge(
     objective: Objective, reader: Reader, now: datetime, engines: Sequence[str]
 ) -> list[Judgement]:
     window_s = settings.TRIMTAB_CONTROL_WINDOW_S
-    end = edge_before(now - timedelta(seconds=settle_s()), window_s)
     newest = _newest(objective)
     if newest is not None and newest.window_end > now:
         _future_forget(objective, now)
         newest = _newest(objective)
+    end = edge_before(now, window_s)
     if newest is not None and newest.window_end >= end:
         return []
     carried = _scopes_alive(objective, newest)
+    if not _all_heard(objective, reader, carried - {""}, end, now):
+        end = edge_before(now - timedelta(seconds=settle_s()), window_s)
+        if newest is not None and newest.window_end >= end:
+            return []
     judgements: list[Judgement] = []
     for grid in _grids(objective, newest, end, window_s):
         judgements += _grid_judge(objective, reader, grid, end, now, carried, engines)
     return judgements
+
+
+def _all_heard(
+    objective: Objective, reader: Reader, engines: set[str], end: datetime, now: datetime
+) -> bool:
+    """Whether a sample from after `end` came of each engine: then all from before it are here, as
+    an agent sends in order. Never so of spans, which come when a request ends, or not at all."""
+    indicator = indicators()[objective.indicator]
+    if not engines or indicator.span(objective.spec):
+        return False
+    seen = (_seen(reader, indicator, objective, name, now) for name in sorted(engines))
+    return all(at is not None and at >= end for at in seen)
 
 
 def _newest(objective: Objective) -> Reading | None:

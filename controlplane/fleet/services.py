@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Coalesce
@@ -25,7 +26,7 @@ from gpu_agent.protocol import COMMAND_STATES_FINAL, CommandKind, CommandState, 
 
 logger = logging.getLogger(__name__)
 
-POLL_AFTER_S = 2.0
+POLLS_PER_SCRAPE = 2.5  # an order waits for 1 s on average at the scrape's default of 5 s
 # A heartbeat sent before the newest one heard was overtaken on its way; one sent much before it
 # comes from a clock that was set back, and is news again.
 OVERTAKEN_WITHIN = timedelta(seconds=60)
@@ -70,7 +71,7 @@ def sync(*, tenant: Tenant, request: protocol.SyncRequest, now: datetime) -> pro
         server_time=now.astimezone(UTC).isoformat(),
         commands=[_wire(command) for command in commands],
         accepted_results=list(dict.fromkeys(accepted)),
-        poll_after_s=POLL_AFTER_S,
+        poll_after_s=settings.TRIMTAB_SCRAPE_S / POLLS_PER_SCRAPE,
     )
 
 

@@ -42,6 +42,11 @@ def judge(tenant: Tenant, reader: MemoryReader, at: datetime) -> list[Judgement]
     return objectives_judge(tenant=tenant, reader=reader, now=at + SETTLED)
 
 
+def span_ending(at: datetime) -> Span:
+    began_ns = int((at.timestamp() - 1) * 1e9)
+    return Span("t", "s", "", "llm_request", 2, "chat", "engine-0", began_ns, 10**9, 0)
+
+
 def last(judgements: list[Judgement], scope: str = "") -> Judgement:
     return [j for j in judgements if j.scope == scope][-1]
 
@@ -59,6 +64,33 @@ def test_a_window_is_judged_once_its_data_had_time_to_arrive(
     assert whole.burn == pytest.approx(10)
     assert whole.fresh
     assert judge(tenant, reader, end) == []
+
+
+def test_a_window_is_judged_at_once_when_each_engine_was_heard_of_after_its_end(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    one, two = Engine(reader, "engine-0"), Engine(reader, "engine-1")
+    one.serve(90, 10)
+    judge(tenant, reader, two.serve(90, 10))
+    end = two.serve(90, 10)
+    now = end + timedelta(seconds=1)
+    assert objectives_judge(tenant=tenant, reader=reader, now=now) == []  # engine-0 said nothing
+    one.serve(50, 50)
+    found = objectives_judge(tenant=tenant, reader=reader, now=now)
+    assert [(j.scope, j.window_end, j.good) for j in found] == [
+        ("engine-0", end, 50),
+        ("engine-1", end, 90),
+        ("", end, 140),
+    ]
+
+
+def test_spans_that_came_do_not_tell_that_all_came(tenant: Tenant, reader: MemoryReader) -> None:
+    an_objective(tenant, spec={"source": "spans", "threshold_ms": 500})
+    reader.stored_spans += [span_ending(START + timedelta(seconds=s)) for s in range(1, 40)]
+    judge(tenant, reader, START + WINDOW)
+    end = START + 2 * WINDOW
+    assert objectives_judge(tenant=tenant, reader=reader, now=end + timedelta(seconds=6)) == []
+    assert last(judge(tenant, reader, end)).window_end == end
 
 
 def test_a_window_over_the_fast_burn_is_bad(
@@ -290,11 +322,7 @@ def test_widths_that_are_no_binary_fraction_stay_on_one_grid(
 def test_spans_are_judged_too(tenant: Tenant, reader: MemoryReader) -> None:
     an_objective(tenant, spec={"source": "spans", "threshold_ms": 500})
     assert last(judge(tenant, reader, START)).signal == Signal.MISSING
-    for index in range(30):
-        begin_ns = int(START.timestamp() * 1e9)
-        reader.stored_spans.append(
-            Span("t", str(index), "", "llm_request", 2, "chat", "engine-0", begin_ns, 10**9, 0)
-        )
+    reader.stored_spans += [span_ending(START + timedelta(seconds=1))] * 30
     judgement = last(judge(tenant, reader, START + WINDOW), "engine-0")
     assert (judgement.total, judgement.bad, judgement.signal) == (30, True, Signal.OK)
     assert last(judge(tenant, reader, START + 2 * WINDOW)).signal == Signal.NO_TRAFFIC
