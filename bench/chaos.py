@@ -17,7 +17,6 @@ neither answered nor failed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -25,22 +24,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import chaos_check as check
 from chaos_spans import SpanSender
+from plant import Load, verdict
 
 from controlplane.demo.house import PROCESSES, House, Ports
 from controlplane.demo.receiver import Receiver
 from controlplane.demo.supervisor import BACK_S_MAX, Outage, Supervisor, answers
-from engine.load import Request, arrivals
-from engine.replay import Record, Replayer, Status
+from engine.load import arrivals
+from engine.replay import Record, Status
 
 INSIDE = [sys.executable, str(Path(__file__).with_name("chaos_inside.py"))]
 SCRAPE_S = 1
@@ -74,10 +73,10 @@ class Strike:
     into_s: float
 
 
-def schedule(seed: int, kills: int, pace: Pace) -> list[Strike]:
+def schedule(seed: int, kills: int, pace: Pace, among: Sequence[str] = PROCESSES) -> list[Strike]:
     """As many strikes on each process as on the others, in random order, at random times."""
     draw = random.Random(seed)
-    victims = [PROCESSES[i % len(PROCESSES)] for i in range(kills)]
+    victims = [among[i % len(among)] for i in range(kills)]
     draw.shuffle(victims)
     return [
         Strike(
@@ -143,30 +142,6 @@ class Storm(Supervisor):
         return not waiting
 
 
-class Load(threading.Thread):
-    """The open-loop load, in a thread with a loop of its own, until `finish`."""
-
-    def __init__(self, url: str, requests: list[Request]) -> None:
-        super().__init__(name="load", daemon=True)
-        self.replayer = Replayer(url)
-        self.requests = requests
-        self.ending = threading.Event()
-
-    def run(self) -> None:
-        until_told = takewhile(lambda _: not self.ending.is_set(), self.requests)
-        asyncio.run(self.replayer.run(until_told))
-
-    def finish(self) -> list[Record]:
-        self.ending.set()
-        self.join()
-        return self.replayer.records
-
-    def count(self) -> str:
-        counts = Counter(record.status for record in list(self.replayer.records))
-        words = (Status.OK, Status.INTERRUPTED, Status.REJECTED, Status.FAILED)
-        return ", ".join(f"{counts[word]:,} {word}" for word in words if counts[word])
-
-
 def inside(house: House, *arguments: str, stdin: str = "") -> Any:
     """What a verb of bench.chaos_inside answers. Raises RuntimeError with what it printed."""
     done = subprocess.run(
@@ -210,7 +185,7 @@ def interrupted_unprovoked(load: Load, records: list[Record], outages: list[Outa
 
 
 class Verdict:
-    """Prints `chaos <metric> <value> target <t> PASS|FAIL` and adds up the violations."""
+    """Prints a line for each metric and adds up the violations."""
 
     def __init__(self) -> None:
         self.violations = 0
@@ -221,32 +196,28 @@ class Verdict:
             print(f"    {line}")
         count = len(found) if isinstance(found, list) else found
         self.violations += count
-        print(f"chaos {metric} {count} target 0 {'FAIL' if count else 'PASS'}")
+        verdict(metric, count, "0", count == 0)
 
-    def kills(self, done: int, wanted: int) -> None:
-        self.violations += done < wanted
-        print(f"chaos kills {done} target >={wanted} {'PASS' if done >= wanted else 'FAIL'}")
+    def at_least(self, metric: str, done: int, wanted: int) -> None:
+        self.violations += not verdict(metric, done, f">={wanted}", done >= wanted)
 
     def conclude(self) -> int:
-        word = "FAIL" if self.violations else "PASS"
-        print(f"chaos violations {self.violations} target 0 {word}", flush=True)
-        return int(self.violations > 0)
+        passed = verdict("violations", self.violations, "0", self.violations == 0)
+        return int(not passed)
 
 
-def rage(storm: Storm, strikes: list[Strike], load: Load, senders: list[SpanSender]) -> None:
-    """Every strike of the schedule, one line each."""
+def rage(storm: Storm, strikes: list[Strike], progress: Callable[[], str]) -> None:
+    """Every strike of the schedule, one line each, with what `progress` has to say."""
     began = time.monotonic()
     for number, strike in enumerate(strikes, start=1):
         earlier = [o for o in storm.outages if not o.over]
         outage = storm.strike(strike)
         back = [f"{o.victim} is back after {o.ended - o.began:.1f} s" for o in earlier if o.over]
-        spans = sum(sum(map(len, list(s.acknowledged.values()))) for s in senders)
         print(
             f"{number:>4}/{len(strikes)} {outage.began - began:5.0f} s  killed {strike.victim}",
             f"(open: {storm.stage})",
             *back,
-            load.count(),
-            f"{spans:,} spans acknowledged",
+            progress(),
             sep="  ·  ",
             flush=True,
         )
@@ -269,7 +240,12 @@ def run(house: House, chosen: argparse.Namespace, pace: Pace) -> int:
     start_changes(house, chosen.seed, pace)
     for thread in (load, *senders):
         thread.start()
-    rage(storm, schedule(chosen.seed, chosen.kills, pace), load, senders)
+
+    def progress() -> str:
+        spans = sum(sum(map(len, list(s.acknowledged.values()))) for s in senders)
+        return f"{load.count()}  ·  {spans:,} spans acknowledged"
+
+    rage(storm, schedule(chosen.seed, chosen.kills, pace), progress)
     storm.all_back()
     house.processes.end("changes")
     records = load.finish()
@@ -284,24 +260,24 @@ def run(house: House, chosen: argparse.Namespace, pace: Pace) -> int:
     store = inside(house, "spans", stdin=json.dumps(ledger))
     story(storm, records, senders, words, report, messages)
 
-    verdict = Verdict()
-    verdict.kills(len(storm.outages), chosen.kills)
-    verdict.zero("acked_but_missing", store["missing"])
-    verdict.zero("stored_twice", store["twice"])
-    verdict.zero("stored_unacknowledged", store["unacknowledged"])
+    verdicts = Verdict()
+    verdicts.at_least("kills", len(storm.outages), chosen.kills)
+    verdicts.zero("acked_but_missing", store["missing"])
+    verdicts.zero("stored_twice", store["twice"])
+    verdicts.zero("stored_unacknowledged", store["unacknowledged"])
     refused = [line for sender in senders for line in sender.refused]
-    verdict.zero("batches_refused_or_undelivered", refused + undelivered)
-    verdict.zero("config_mismatch", mismatches)
-    verdict.zero("requests_lost", sum(r.status in (Status.LOST, Status.PENDING) for r in records))
+    verdicts.zero("batches_refused_or_undelivered", refused + undelivered)
+    verdicts.zero("config_mismatch", mismatches)
+    verdicts.zero("requests_lost", sum(r.status in (Status.LOST, Status.PENDING) for r in records))
     twice = sum(max(0, r.answers - 1) for r in records) + load.replayer.unsolicited
-    verdict.zero("requests_answered_twice", twice)
+    verdicts.zero("requests_answered_twice", twice)
     unprovoked = interrupted_unprovoked(load, records, storm.outages)
-    verdict.zero("requests_interrupted_without_a_kill", unprovoked)
-    verdict.zero("actions_left_in_flight", check.left_in_flight(words, report))
-    verdict.zero("ends_told_otherwise", check.told_otherwise(words, report))
-    verdict.zero("incidents_not_told_once", check.untold(report, messages))
-    verdict.zero("died_or_stayed_away", storm.died)
-    return verdict.conclude()
+    verdicts.zero("requests_interrupted_without_a_kill", unprovoked)
+    verdicts.zero("actions_left_in_flight", check.left_in_flight(words, report))
+    verdicts.zero("ends_told_otherwise", check.told_otherwise(words, report))
+    verdicts.zero("incidents_not_told_once", check.untold(report, messages))
+    verdicts.zero("died_or_stayed_away", storm.died)
+    return verdicts.conclude()
 
 
 def story(

@@ -17,6 +17,7 @@ import httpx
 
 # The stages of a change, the one nearest to its side effect first.
 STAGES = ("reverting", "applying", "received", "armed")
+JOURNAL_KEEPS = 1000  # commands; older ones are forgotten
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Word:
     """The journal's last word on one command."""
 
     id: str
+    engine: str
     kind: str
     state: str
     trial: str
@@ -51,14 +53,14 @@ def journal(path: Path, *, open_only: bool = False) -> list[Word]:
     db = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)
     try:
         rows = db.execute(
-            "SELECT command_id, kind, state, trial, config_version, config_values, at "
+            "SELECT command_id, engine, kind, state, trial, config_version, config_values, at "
             f"FROM command{where} ORDER BY seq"
         ).fetchall()
     except sqlite3.OperationalError:  # killed before it had made its tables
         return []
     finally:
         db.close()
-    return [Word(*row[:5], json.loads(row[5]), row[6]) for row in rows]
+    return [Word(*row[:6], json.loads(row[6]), row[7]) for row in rows]
 
 
 def stage(path: Path) -> str:
@@ -68,7 +70,7 @@ def stage(path: Path) -> str:
 
 
 def config_mismatches(words: list[Word], engine_url: str) -> list[str]:
-    """Where the engine differs from what the journal read back last: knobs, and the version.
+    """Where an engine differs from what its words read back last: knobs, and the version.
 
     A version the journal does not know would be a change nobody wrote down.
     """
@@ -123,6 +125,8 @@ def told_otherwise(words: list[Word], report: dict[str, Any]) -> list[str]:
             )
     for action in report["actions"]:
         word = known.get(action["apply"] or "")
+        if word is None and len(words) >= JOURNAL_KEEPS:
+            continue
         trial = word.trial if word else ""
         if (action["state"] == "verified") != (trial == "committed"):
             wrong.append(f"{action['what']}: {action['state']}, journal trial {trial or 'none'}")

@@ -30,7 +30,7 @@ django.setup()
 from django.utils import timezone  # noqa: E402
 
 from controlplane.accounts.models import Tenant  # noqa: E402
-from controlplane.actions.models import Action  # noqa: E402
+from controlplane.actions.models import Action, Priority  # noqa: E402
 from controlplane.actions.selectors import action_in_flight  # noqa: E402
 from controlplane.diagnosis.models import Incident  # noqa: E402
 from controlplane.fleet.models import Command, Engine  # noqa: E402
@@ -173,6 +173,8 @@ def report() -> dict[str, Any]:
                 "state": action.state,
                 "ended": action.ended_at is not None,
                 "apply": applies.get(action.pk),
+                "by_person": action.priority == Priority.PERSON,
+                "undoes": action.undoes_id is not None,
                 "what": str(action),
             }
             for action in Action.objects.order_by("created_at")

@@ -11,35 +11,26 @@ of the last 5 % of the machine's speed. Control runs four times as fast as by de
 divided by four), so that nine runs fit in 15 minutes; `--norms` takes the default times. The
 queue itself is as slow as it is: this is hard on the loop, not easy.
 
-`python bench/loop.py quiet` is the other half: steady light load at the default times; nothing may
-happen, and it measures what watching costs.
+`bench/quiet.py` is the other half: steady light load at the default times.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
+from plant import CpuMeter, capacity_here, drive, house, say, share_inside, verdict, warm_up
 
-from controlplane.demo.house import House, Ports
 from controlplane.demo.pace import FAST, NORMAL, Pace
-from controlplane.demo.prepare import OBJECTIVES
 from engine.load import Request, arrivals, bursts
-from engine.replay import Record, Replayer, Status, Summary, summarise
+from engine.replay import Record, Status, Summary, summarise
 
 # 12 fixed configurations around the defaults (32, 2048, 512), on the knobs' own ladders.
 STATIC = [
@@ -49,8 +40,6 @@ STATIC = [
 ]
 DEFAULTS = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "prefill_chunk_tokens": 512}
 FINALISTS = 3  # of them, screened twice
-TTFT_S = OBJECTIVES[0]["spec"]["threshold_ms"] / 1000
-TPOT_S = OBJECTIVES[1]["spec"]["threshold_ms"] / 1000
 
 
 @dataclass
@@ -94,72 +83,8 @@ class Run:
         return None
 
 
-def inside(record: Record) -> bool:
-    """Answered, with TTFT and TPOT within the service's objectives (goodput)."""
-    if record.status is not Status.OK or record.ttft_s > TTFT_S:
-        return False
-    return record.tokens <= 1 or record.tpot_s <= TPOT_S
-
-
-def share_inside(records: Sequence[Record]) -> float:
-    return sum(map(inside, records)) / len(records) if records else 1.0
-
-
 def stamp(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
-
-
-class CpuMeter:
-    """CPU seconds of process trees between two moments, as a share of the machine."""
-
-    def __init__(self, house: House) -> None:
-        self.trees = {n: psutil.Process(c.pid) for n, c in house.processes.children.items()}
-        self.before = {name: self.seconds(tree) for name, tree in self.trees.items()}
-        self.at = time.monotonic()
-
-    @staticmethod
-    def seconds(tree: psutil.Process) -> float:
-        total = 0.0
-        for process in [tree, *tree.children(recursive=True)]:
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return total
-
-    def shares(self) -> dict[str, float]:
-        span = (time.monotonic() - self.at) * (os.cpu_count() or 1)
-        return {n: (self.seconds(t) - self.before[n]) / span for n, t in self.trees.items()}
-
-
-@contextmanager
-def house(*, acting: bool, pace: Pace) -> Iterator[House]:
-    """A fresh house on free ports, ended and removed afterwards."""
-    home = Path(tempfile.mkdtemp(prefix="trimtab-bench-"))
-    built = House(
-        home,
-        Ports.free(),
-        settings={**pace.settings, "TRIMTAB_AUTOPILOT": "1" if acting else "0"},
-        scrape_s=pace.scrape_s,
-    )
-    try:
-        built.start()
-        yield built
-    finally:
-        built.stop()
-        shutil.rmtree(home, ignore_errors=True)
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
-def drive(built: House, requests: list[Request]) -> tuple[list[Record], Replayer, float]:
-    replayer = Replayer(built.engine_url)
-    started = time.time()
-    records = asyncio.run(replayer.run(requests))
-    return records, replayer, started
 
 
 def one_run(
@@ -175,11 +100,6 @@ def one_run(
             built.api("incidents/")["incidents"], built.api("actions/")["actions"],
             meter.shares(), started,
         )  # fmt: skip
-
-
-def warm_up(built: House) -> None:
-    """A second of light load: the first forward passes of a process are slow in every arm."""
-    drive(built, arrivals(99, [(2.0, 5.0)], name="warm"))
 
 
 def best_static(rate: float, seconds: float, pace: Pace) -> dict[str, int]:
@@ -221,17 +141,10 @@ def row(run: Run) -> str:
     )
 
 
-def verdict(metric: str, value: float, target: str, passed: bool) -> bool:
-    say(f"loop {metric} {value:.3f} target {target} {'PASS' if passed else 'FAIL'}")
-    return passed
-
-
 def compare(options: argparse.Namespace) -> int:
     began = time.monotonic()
     pace = NORMAL if options.norms else FAST
-    with tempfile.TemporaryDirectory() as scratch:
-        probe = House(Path(scratch), Ports.free())
-        capacity = probe.capacity().requests_per_s
+    capacity = capacity_here()
     calm, high = options.calm * capacity, options.load * capacity
     say(f"capacity {capacity:.1f} requests/s: {calm:.1f} for {options.quiet_s:g} s, "
         f"then {high:.1f} in bursts for {options.shift_s:g} s")  # fmt: skip
@@ -278,64 +191,20 @@ def judge(runs: list[Run], seeds: int, json_path: Path | None) -> int:
     return 0 if all(passed) else 1
 
 
-def quiet(options: argparse.Namespace) -> int:
-    """Ten minutes of steady load inside the objectives, at the default times."""
-    with tempfile.TemporaryDirectory() as scratch:
-        capacity = House(Path(scratch), Ports.free()).capacity().requests_per_s
-    rate, seconds = options.calm * capacity, options.minutes * 60
-    say(f"{options.minutes:g} minutes at {rate:.1f} requests/s ({options.calm:.0%} of capacity)")
-    with house(acting=True, pace=NORMAL) as built:
-        warm_up(built)
-        meter = CpuMeter(built)
-        replayer = Replayer(built.engine_url)
-        records = asyncio.run(watch(replayer, arrivals(7, [(seconds, rate)], name="quiet")))
-        shares = meter.shares()
-        incidents, actions = built.api("incidents/")["incidents"], built.api("actions/")["actions"]
-    summary = summarise(records, replayer.unsolicited)
-    watching = shares["control-plane"] + shares["agent"]
-    say(f"inside {share_inside(records):.4f} of {summary.sent:,} requests; CPU of the machine: "
-        + ", ".join(f"{name} {share:.1%}" for name, share in shares.items()))  # fmt: skip
-    for incident in incidents:
-        say(f"  incident: {incident['what']}")
-    lost = summary.counts.get(Status.LOST, 0)
-    passed = [
-        verdict("quiet_requests_lost", lost, "0", lost == 0),
-        verdict("quiet_actions", len(actions), "0", not actions),
-        verdict("quiet_cpu_share", watching, "0.10", watching <= 0.10),
-        verdict("quiet_incidents", len(incidents), "0", not incidents),
-    ]
-    return 0 if all(passed) else 1
-
-
-async def watch(replayer: Replayer, requests: list[Request]) -> list[Record]:
-    load = asyncio.create_task(replayer.run(requests))
-    while not load.done():
-        done, _ = await asyncio.wait([load], timeout=30)
-        if not done:
-            say(f"  {replayer.now():4.0f} s  inside so far {share_inside(settled(replayer)):.4f}")
-    return await load
-
-
-def settled(replayer: Replayer) -> list[Record]:
-    return [r for r in replayer.records if r.status is not Status.PENDING]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("part", nargs="?", default="compare", choices=["compare", "quiet"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--calm", type=float, default=0.4, help="share of capacity, before")
     parser.add_argument("--load", type=float, default=0.78, help="share of capacity, after")
     parser.add_argument("--quiet-s", type=float, default=5)
     parser.add_argument("--shift-s", type=float, default=72)
     parser.add_argument("--screen-s", type=float, default=6)
-    parser.add_argument("--minutes", type=float, default=10, help="length of the quiet part")
     parser.add_argument("--norms", action="store_true", help="the default times (longer runs)")
     parser.add_argument("--json", type=Path, help="write the ratios here")
     options = parser.parse_args()
     # A bench that is told to stop ends the processes it started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    return compare(options) if options.part == "compare" else quiet(options)
+    return compare(options)
 
 
 if __name__ == "__main__":

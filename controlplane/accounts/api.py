@@ -5,15 +5,17 @@ from __future__ import annotations
 from uuid import UUID
 
 from django.core.exceptions import ValidationError
+from django.db import transaction
 from django.http import Http404
 from django.urls import path
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from rest_framework import exceptions, serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from controlplane.accounts import services
+from controlplane.accounts import members, services
 from controlplane.accounts.audit import actor_of
 from controlplane.accounts.authentication import ApiError, request_tenant
 from controlplane.accounts.models import Membership, Token
@@ -73,10 +75,27 @@ class MemberShape(Shape):
     name = serializers.CharField(source="user.username")
     role = serializers.ChoiceField(choices=Membership.Role.values)
     last_login_at = serializers.DateTimeField(source="user.last_login", allow_null=True)
+    deactivated_at = serializers.DateTimeField(allow_null=True)
+
+
+class MemberMadeShape(MemberShape):
+    password_url = serializers.CharField(help_text="where they choose a password; shown this once")
 
 
 class MemberBody(Shape):
+    name = serializers.CharField(
+        max_length=members.NAME_CHARS_MAX, help_text="letters, digits and @ . + - _"
+    )
     role = serializers.ChoiceField(choices=Membership.Role.values)
+
+
+class MemberChangeBody(Shape):
+    role = serializers.ChoiceField(choices=Membership.Role.values, required=False)
+    active = serializers.BooleanField(required=False, help_text="false: may not come in for now")
+
+
+class PasswordLinkShape(Shape):
+    password_url = serializers.CharField(help_text="works once; shown this once")
 
 
 class Tokens(APIView):
@@ -142,7 +161,9 @@ class TokenById(APIView):
 
 
 class Members(APIView):
-    """Who belongs to the tenant."""
+    """Who belongs to the tenant. Only owners let somebody in; no token does."""
+
+    roles_to_write = OWNERS
 
     @documented(query=MemberQuery, answer=list_of("members", MemberShape))
     def get(self, request: Request) -> Response:
@@ -152,6 +173,21 @@ class Members(APIView):
         if "role" in asked:
             rows = rows.filter(role=asked["role"])
         return listed("members", page_of(rows, asked, by=("id",)), MemberShape)
+
+    @documented(body=MemberBody, answer=MemberMadeShape, status=201)
+    def post(self, request: Request) -> Response:
+        """Let a person in
+
+        The answer holds the one link by which they choose a password.
+        """
+        _person_check(request)
+        asked, actor = MemberBody.read(request), actor_of(request)
+        try:
+            member = members.member_add(tenant=request_tenant(request), actor=actor, **asked)
+        except ValidationError as error:
+            raise exceptions.ValidationError(error.message_dict) from None
+        url = members.password_link(member=member, actor=actor)
+        return Response({**MemberShape(member).data, "password_url": url}, status=201)
 
 
 class MemberByName(APIView):
@@ -164,14 +200,24 @@ class MemberByName(APIView):
         """Read a member"""
         return Response(MemberShape(_member(request, name)).data)
 
-    @documented(body=MemberBody, answer=MemberShape)
+    @documented(body=MemberChangeBody, answer=MemberShape)
     def put(self, request: Request, name: str) -> Response:
-        """Give a member another role"""
+        """Give a member another role, deactivate or activate them
+
+        What is left out stays. Who is deactivated sees nothing from their next request on.
+        """
         _person_check(request)
-        member, role = _member(request, name), MemberBody.read(request)["role"]
+        member, asked = _member(request, name), MemberChangeBody.read(request)
+        actor = actor_of(request)
         try:
-            services.member_change(member=member, role=role, actor=actor_of(request))
-        except services.LastOwner as error:
+            with transaction.atomic():
+                if "role" in asked:
+                    members.member_change(member=member, role=asked["role"], actor=actor)
+                if asked.get("active") is False:
+                    members.member_deactivate(member=member, actor=actor, now=timezone.now())
+                if asked.get("active") is True:
+                    members.member_activate(member=member, actor=actor)
+        except members.LastOwner as error:
             raise ApiError(409, "conflict", str(error)) from None
         return Response(MemberShape(member).data)
 
@@ -180,10 +226,29 @@ class MemberByName(APIView):
         """Take a member out of the tenant"""
         _person_check(request)
         try:
-            services.member_remove(member=_member(request, name), actor=actor_of(request))
-        except services.LastOwner as error:
+            members.member_remove(member=_member(request, name), actor=actor_of(request))
+        except members.LastOwner as error:
             raise ApiError(409, "conflict", str(error)) from None
         return Response(status=204)
+
+
+class PasswordLink(APIView):
+    """Where a member chooses a password anew. Only owners make one; no token does."""
+
+    roles_to_write = OWNERS
+
+    @documented(answer=PasswordLinkShape, status=201)
+    def post(self, request: Request, name: str) -> Response:
+        """Make a link by which a member chooses a password
+
+        What they sign in with now stays good until they do.
+        """
+        _person_check(request)
+        try:
+            url = members.password_link(member=_member(request, name), actor=actor_of(request))
+        except members.MemberError as error:
+            raise ApiError(409, "conflict", str(error)) from None
+        return Response({"password_url": url}, status=201)
 
 
 def _giving_check(giver: Token, kind: str, scopes: list[str]) -> None:
@@ -221,4 +286,7 @@ urlpatterns = [
     path("tokens/<uuid:token_id>/", TokenById.as_view(), name="api-token"),
     path("members/", Members.as_view(), name="api-members"),
     path("members/<str:name>/", MemberByName.as_view(), name="api-member"),
+    path(
+        "members/<str:name>/password-link/", PasswordLink.as_view(), name="api-member-password-link"
+    ),
 ]

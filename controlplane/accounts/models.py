@@ -23,7 +23,7 @@ class Tenant(models.Model):
 
 
 class Membership(models.Model):
-    """A person's place in a tenant."""
+    """A person's place in a tenant; with `deactivated_at`, a place they may not enter for now."""
 
     class Role(models.TextChoices):
         VIEWER = "viewer", _("viewer")
@@ -35,6 +35,7 @@ class Membership(models.Model):
         settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships"
     )
     role = models.CharField(max_length=10, choices=Role.choices, default=Role.VIEWER)
+    deactivated_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["tenant", "user"], name="member_once")]

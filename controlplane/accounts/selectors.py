@@ -78,10 +78,11 @@ def _ingest_tenant_look_up(secret: str) -> str | None:
 
 
 def membership_of(user: AbstractBaseUser | AnonymousUser | None) -> Membership | None:
-    """The person's first place in a tenant, the tenant loaded; None for strangers."""
+    """The person's first place in a tenant that is not deactivated, the tenant loaded; None for
+    strangers."""
     if user is None or not user.is_authenticated:
         return None
-    members = Membership.objects.select_related("tenant").filter(user=user.pk)
+    members = Membership.objects.select_related("tenant").filter(user=user.pk, deactivated_at=None)
     return members.order_by("id").first()
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from datetime import datetime
 
 from django.contrib.sessions.models import Session
@@ -15,7 +14,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from controlplane.accounts import audit
-from controlplane.accounts.models import Membership, Tenant, Token
+from controlplane.accounts.models import Tenant, Token
 
 SECRET_BYTES = 32
 PREFIX_SECRET_CHARS = 4
@@ -27,10 +26,6 @@ def tenant_create(*, slug: str, name: str) -> Tenant:
     tenant.full_clean()
     tenant.save()
     return tenant
-
-
-class LastOwner(Exception):
-    """A tenant without an owner would be nobody's."""
 
 
 def token_create(
@@ -90,41 +85,6 @@ def _audit(token: Token, actor: str, verb: str, detail: dict[str, object]) -> No
         tenant=token.tenant, actor=actor, verb=verb, noun="token", subject=token.prefix,
         detail=detail,
     )  # fmt: skip
-
-
-def member_change(*, member: Membership, role: str, actor: str) -> None:
-    """Gives the member another role. Raises LastOwner when no owner would be left."""
-    with _owner_left(member, role):
-        if member.role == role:
-            return
-        before, member.role = member.role, role
-        member.save(update_fields=["role"])
-        audit.record(
-            tenant=member.tenant, actor=actor, verb="changed", noun="member",
-            subject=member.user.get_username(), detail={"role": [before, role]},
-        )  # fmt: skip
-
-
-def member_remove(*, member: Membership, actor: str) -> None:
-    """Takes the person out of the tenant; the account stays. Raises LastOwner."""
-    with _owner_left(member, None):
-        member.delete()
-        audit.record(
-            tenant=member.tenant, actor=actor, verb="removed", noun="member",
-            subject=member.user.get_username(), detail={"role": member.role},
-        )  # fmt: skip
-
-
-@contextmanager
-def _owner_left(member: Membership, role: str | None) -> Iterator[None]:
-    """A transaction in which the tenant's members stand still."""
-    owner = Membership.Role.OWNER
-    with transaction.atomic():
-        Tenant.objects.select_for_update().get(pk=member.tenant_id)
-        owners = Membership.objects.filter(tenant=member.tenant_id, role=owner)
-        if role != owner and not owners.exclude(pk=member.pk).exists():
-            raise LastOwner(_("A tenant needs an owner: make somebody else one first."))
-        yield
 
 
 def prune(now: datetime) -> int:

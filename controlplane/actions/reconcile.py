@@ -27,6 +27,7 @@ from controlplane.actions.models import NEXT, UNDER_WAY, Action, Priority, State
 from controlplane.actions.policy import rules_of, waits_for_person
 from controlplane.actions.trial import judge
 from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.services import diagnosis_confirm
 from controlplane.fleet.models import Command
 from controlplane.fleet.selectors import commands_of, engine_state
 from controlplane.fleet.services import command_create
@@ -264,6 +265,10 @@ def _verifying(facts: Facts) -> bool:
         return _look(facts)
     if commit == CommandState.COMMITTED:
         word = action.get_verdict_display() or "as asked"
+        if action.incident is not None and action.verdict == Verdict.BETTER:
+            diagnosis_confirm(
+                incident=action.incident, cause=action.cause, acted_at=action.created_at
+            )
         return facts.move(State.VERIFIED, f"{word}, and confirmed by the agent", AGENT)
     if commit in (CommandState.REJECTED, CommandState.FAILED):
         why = f"the agent did not confirm it: {facts.reason(CommandKind.COMMIT)}"

@@ -46,8 +46,9 @@ def compose(
     parts = [story.what, story.because, doing]
     if event == Event.RESOLVED and not doing:
         parts.append(_("It ended without a change of ours"))
-    if members:
-        parts.append(_with_it(members))
+    named = {hit.incident.pk for hit in story.hits}
+    if unnamed := [member for member in members if member.pk not in named]:
+        parts.append(_with_it(unnamed))
     return {
         "event": f"incident.{event.value}",
         "severity": severity_of(incident).value,

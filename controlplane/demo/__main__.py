@@ -8,139 +8,119 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Sequence
+import time
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 
-from controlplane.demo.closing import ledger, lines, moments
-from controlplane.demo.house import House, NotReady, Ports
-from controlplane.demo.pace import PACES
-from controlplane.demo.play import Play
-from controlplane.demo.processes import Died, record
-from controlplane.demo.receiver import Receiver
-from controlplane.demo.scenarios import CALM, SCENARIOS, Scenario, listed
-from controlplane.demo.screen import Screen
-from controlplane.demo.story import follow
-from engine.load import (
-    BURST_LOAD,
-    LENGTH_DIVISOR,
-    OUTPUT_TOKENS_MAX,
-    PROMPT_TOKENS_MAX,
-    Request,
-    arrivals,
-    bursts,
-    read_azure_csv,
+from controlplane.demo import client
+from controlplane.demo.closing import (
+    TEXT_AT,
+    Settings,
+    back,
+    in_short,
+    ledger,
+    lines,
+    moments,
+    settled,
 )
+from controlplane.demo.house import House, NotReady, Ports
+from controlplane.demo.options import MINUTES, options
+from controlplane.demo.pace import NORMAL, PACES
+from controlplane.demo.play import Play
+from controlplane.demo.processes import STORIES, Died, record, running
+from controlplane.demo.receiver import Receiver
+from controlplane.demo.scenarios import CALM, SCENARIOS, Scenario
+from controlplane.demo.screen import Gone, Screen
+from controlplane.demo.story import follow
+from engine.load import Request, arrivals, bursts, read_azure_csv
 from engine.replay import Record, Replayer, Status, Summary, summarise
 
-ROOT = Path(__file__).resolve().parents[2]
-MINUTES = 30.0
 WATCH_FOR = (
     "first tokens come late; the page says since when and because of what; a chat message arrives "
     "here; a knob turns; the change is kept or undone by what it did to the requests."
 )
 LIVE_EVERY_S = 1.0
 LIVE_OVER_S = 15.0
-
-
-def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="trimtab demo",
-        description="Control plane, engine, agent and load on this machine: watch the loop close.",
-        epilog="Arrivals and lengths have the statistics of the Azure LLM inference trace 2023 "
-        f"(conversation); lengths ÷ {LENGTH_DIVISOR}, at most {PROMPT_TOKENS_MAX} in and "
-        f"{OUTPUT_TOKENS_MAX} out. After the shift, a quarter of the time brings {BURST_LOAD:g} "
-        f"times the mean, as when a crowd comes at once.\n\nscenarios:\n{listed()}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--scenario", choices=SCENARIOS, metavar="NAME",
-        help="play one story to its end and tell it; ends with 0 only if no request was lost",
-    )  # fmt: skip
-    parser.add_argument(
-        "--pace", choices=PACES, default="normal",
-        help="fast: every time of the control loop divided by four (default: normal)",
-    )  # fmt: skip
-    parser.add_argument("--quiet-min", type=float, default=3.0, help="minutes before the shift")
-    parser.add_argument(
-        "--minutes", type=float, help="minutes in all (default: 30, of a scenario its story)"
-    )
-    parser.add_argument(
-        "--calm",
-        type=float,
-        help="load before the shift, as a share of this machine's capacity "
-        f"(default: the scenario's; without one {CALM:g})",
-    )
-    parser.add_argument(
-        "--load",
-        type=float,
-        help="load after the shift, likewise (default: the scenario's; without one 0.75, bursts)",
-    )
-    parser.add_argument("--seed", type=int, default=1, help="seed of arrivals and lengths")
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="replay the published Azure CSV instead"
-    )
-    parser.add_argument("--scale", type=float, default=1.0, help="how much faster than recorded")
-    parser.add_argument("--model", default="1.3m", choices=["1.3m", "8m"])
-    parser.add_argument(
-        "--home",
-        type=Path,
-        default=Path(os.environ.get("TRIMTAB_HOME", ROOT / "var")),
-        help="state folder (default: TRIMTAB_HOME or ./var)",
-    )
-    for name, port in vars(Ports()).items():
-        option = f"--{name.replace('_', '-')}-port"
-        parser.add_argument(option, type=int, default=port, metavar="PORT")
-    return parser.parse_args(argv)  # fmt: skip
+ENDINGS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+ENDED_EARLY = 130  # as a shell has it after Ctrl-C
 
 
 def main() -> int:
     chosen = options()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where a terminal cannot show a “→”
     screen = Screen()
     ports = Ports(**{name: getattr(chosen, f"{name}_port") for name in vars(Ports())})
-    taken = ports.taken()
-    if taken:
-        screen.say(f"Ports in use: {', '.join(taken)}. Is a demo running? `make stop` ends it. "
-                   "Others: make run ARGS='--web-port 8001 …'.")  # fmt: skip
+    refused = in_the_way(chosen, ports)
+    if refused:
+        screen.step(refused)
         return 1
-    scenario = SCENARIOS[chosen.scenario] if chosen.scenario else None
-    house = house_for(scenario, chosen, ports)
-    record(chosen.home / "run", "demo", os.getpid())
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    receiver = None
+    for number in ENDINGS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
+    house = receiver = recorded = None
     try:
+        recorded = record(chosen.home / "run", "demo", os.getpid())
+        scenario = SCENARIOS[chosen.scenario] if chosen.scenario else None
+        house = house_for(scenario, chosen, ports)
         receiver = Receiver(ports.receiver, screen.chat)
         if scenario:
             return play(house, scenario, chosen, screen)
-        requests, load = shifting_load(house, chosen, screen)
-        open_house(house, screen, load, WATCH_FOR)
-        asyncio.run(run(house, requests, screen, chosen))
+        demonstrate(house, chosen, screen)
         return 0
-    except KeyboardInterrupt:
-        return 130 if scenario else 0  # a story that was broken off proves nothing
-    except (NotReady, Died, ValueError, OSError, httpx.HTTPError) as error:
+    except (KeyboardInterrupt, Gone):
+        return ENDED_EARLY if chosen.scenario else 0  # a story broken off proves nothing
+    except (NotReady, Died, ValueError, RuntimeError, OSError, httpx.HTTPError) as error:
+        screen.settle()
         screen.say(f"The demo ended: {error}")
         return 1
     finally:
-        screen.live = ""
+        for number in ENDINGS:  # what was started is ended, however impatient one is
+            signal.signal(number, signal.SIG_IGN)
+        screen.settle()
         screen.say("Stopping.")
-        house.stop()
+        if house:
+            house.stop()
         if receiver:
             receiver.close()
-        (chosen.home / "run" / "demo.json").unlink(missing_ok=True)
+        if recorded:
+            recorded.unlink(missing_ok=True)
+
+
+def in_the_way(chosen: argparse.Namespace, ports: Ports) -> str:
+    """Why no demo can be started here and what to do about it; "" when one can."""
+    if names := running(chosen.home):
+        return (
+            f"A demo runs over {chosen.home} already ({', '.join(names)}). `make stop` ends it; "
+            "another beside it needs a --home and ports of its own."
+        )
+    if taken := ports.taken():
+        return (
+            f"Ports in use: {', '.join(taken)}. Is a demo running? `make stop` ends it. "
+            "Others: make run ARGS='--web-port 8001 …'."
+        )
+    return ""
 
 
 def house_for(scenario: Scenario | None, chosen: argparse.Namespace, ports: Ports) -> House:
-    pace = PACES[chosen.pace]
+    """A scenario's is a new one: what an earlier story left would be part of this one's."""
+    pace, home = PACES[chosen.pace], chosen.home
+    if scenario:
+        home = home / STORIES / scenario.name
+        if home.exists():
+            shutil.rmtree(home)
     return House(
-        chosen.home,
+        home,
         ports,
-        settings=pace.settings if scenario else {},
+        settings=pace.settings if scenario or pace is not NORMAL else {},
         model=chosen.model,
         scrape_s=pace.scrape_s,
         engine_options=scenario.engine_options if scenario else (),
@@ -163,9 +143,13 @@ def shifting_load(
     shifted_s = max(60.0, (chosen.minutes or MINUTES) * 60 - quiet_s)
     phases = [(quiet_s, calm), *bursts(chosen.seed, shifted_s, high)]
     return arrivals(chosen.seed, phases, name="demo"), (
-        f"{calm:.0f} requests/s, after {chosen.quiet_min:g} minutes {high:.0f} in bursts "
+        f"{calm:.0f} requests/s, after {spoken(quiet_s)} {high:.0f} in bursts "
         f"({quiet:.0%} and {share:.0%} of this machine's {capacity:.0f})"
     )
+
+
+def spoken(seconds: float) -> str:
+    return f"{seconds / 60:g} minutes" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def measured(house: House, screen: Screen) -> float:
@@ -185,7 +169,8 @@ def open_house(house: House, screen: Screen, load: str, watch_for: str) -> None:
         "",
         f"Watch for: {watch_for}",
         "",
-        f"Logs      {house.processes.log}    End: Ctrl-C or make stop",
+        f"Logs      {house.processes.log}",
+        "End       Ctrl-C or make stop",
     ])  # fmt: skip
 
 
@@ -201,21 +186,40 @@ def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: S
     capacity = measured(house, screen)
     requests = scenario.requests(chosen.seed, capacity, quiet_s, story_s)
     load = (
-        f"{scenario.calm * capacity:.0f} requests/s, after {chosen.quiet_min:g} minutes "
+        f"{scenario.calm * capacity:.0f} requests/s, after {spoken(quiet_s)} "
         f"{scenario.load * capacity:.0f} ({scenario.load:.0%} of this machine's {capacity:.0f})"
     )
     open_house(house, screen, load, scenario.watch_for)
+    before = settings_of(house)
     played = Play(
         house, scenario, requests, quiet_s, pace, screen.event,
         watch=lambda now: screen.progress(now.replayer.now(), lately(now.replayer)),
     )  # fmt: skip
     summary = asyncio.run(_with_story(played, screen))
-    screen.live = ""
-    told = moments(played.began_at, played.started_at, *ledger(house))
-    events = [(at - played.began_at, event.what) for at, event in played.done]
+    screen.settle()
     screen.box(f"the story of {scenario.name}, in seconds since it began",
-               lines(events, told, played.supervisor.outages, summary))  # fmt: skip
-    return int(summary.counts[Status.LOST] > 0)
+               closed(played, summary, before), hang=TEXT_AT)  # fmt: skip
+    screen.say("To look at it again:", f"  TRIMTAB_HOME={house.home} trimtab up")
+    return int(summary.counts[Status.LOST] > 0 or summary.duplicated > 0 or bool(played.undone))
+
+
+def closed(played: Play, summary: Summary, before: Settings) -> list[str]:
+    """The lines of a story that has come to its end; `before` are the engine's settings then."""
+    began_at, since = played.began_at, played.started_at
+    incidents, actions, deliveries = ledger(played.house)
+    told = moments(began_at, since, incidents, actions, deliveries)
+    done = [(at - began_at, "·", event.what) for at, event in played.done]
+    done = done or [(0.0, "·", played.scenario.about)]
+    done += [(time.time() - began_at, "not done", event.what) for event in played.undone]
+    good_again_s = client.good_again_s(played.replayer.records, began_at - since)
+    return lines(
+        [*done, *back(played.supervisor.outages, began_at), *told],
+        summary,
+        [
+            *in_short(told, incidents, actions, good_again_s),
+            settled(before, settings_of(played.house)),
+        ],
+    )
 
 
 async def _with_story(played: Play, screen: Screen) -> Summary:
@@ -227,12 +231,25 @@ async def _with_story(played: Play, screen: Screen) -> Summary:
         story.cancel()
 
 
+def settings_of(house: House) -> Settings:
+    """The values the engine runs now. Raises httpx.HTTPError."""
+    answer = httpx.get(f"{house.engine_url}/v1/runtime_config", timeout=10).raise_for_status()
+    values: Settings = answer.json()["values"]
+    return values
+
+
 def reset_knobs(house: House) -> None:
     """The engine keeps its configuration over restarts; a demo starts from the defaults."""
     knobs = httpx.get(f"{house.engine_url}/v1/runtime_config", timeout=10).json()["knobs"]
     changed = {n: k["default"] for n, k in knobs.items() if k["value"] != k["default"]}
     if changed:
         house.configure(changed, by="start of the demo")
+
+
+def demonstrate(house: House, chosen: argparse.Namespace, screen: Screen) -> None:
+    requests, load = shifting_load(house, chosen, screen)
+    open_house(house, screen, load, WATCH_FOR)
+    asyncio.run(run(house, requests, screen, chosen))
 
 
 async def run(
@@ -257,10 +274,11 @@ async def run(
 
 def lately(replayer: Replayer) -> str:
     """How the last seconds went, seen from the client."""
-    since = replayer.now() - LIVE_OVER_S
+    over_s = min(LIVE_OVER_S, replayer.now())
+    since = replayer.now() - over_s
     recent: list[Record] = []
     for each in reversed(replayer.records):
-        if each.sent_s < since - LIVE_OVER_S:
+        if each.sent_s < since - over_s:
             break
         if each.first_s > since or (each.status is Status.REJECTED and each.end_s > since):
             recent.append(each)
@@ -270,7 +288,7 @@ def lately(replayer: Replayer) -> str:
     refused = sum(r.status is Status.REJECTED for r in recent)
     p99 = f"{ttft[int(0.99 * (len(ttft) - 1))] * 1000:,.0f} ms" if ttft else "–"
     return (
-        f"{len(recent) / LIVE_OVER_S:.0f} req/s · TTFT p99 {p99} · "
+        f"{len(recent) / over_s:.0f} req/s · TTFT p99 {p99} · "
         f"{replayer.pending} in flight · {refused} refused"
     )
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any
@@ -71,6 +72,7 @@ class House:
     """Prepares and runs one house. `settings` are TRIMTAB_… variables for the control plane.
 
     `engine_options` are added to the engine's command line; `faults` opens its door for faults.
+    Of more `engines` than one, all under one agent, the others are processes called by their names.
     """
 
     home: Path
@@ -83,12 +85,14 @@ class House:
     node: str = "node-0"
     engine_options: tuple[str, ...] = ()
     faults: bool = False
+    engines: int = 1
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.processes = Processes(self.home)
         self.secrets: dict[str, str] = {}
         self.faults_token = token_urlsafe()
+        self.more_ports = {f"engine-{i}": free_port() for i in range(1, self.engines)}
 
     @property
     def web_url(self) -> str:
@@ -101,6 +105,12 @@ class House:
     @property
     def engine_url(self) -> str:
         return f"http://127.0.0.1:{self.ports.engine}"
+
+    @property
+    def engine_urls(self) -> dict[str, str]:
+        """By the engine's name."""
+        more = {name: f"http://127.0.0.1:{port}" for name, port in self.more_ports.items()}
+        return {self.engine_name: self.engine_url, **more}
 
     @property
     def env(self) -> dict[str, str]:
@@ -135,27 +145,31 @@ class House:
             "control-plane", [sys.executable, "-m", "controlplane.cli", "up"], self.env
         )
 
-    def start_engine(self) -> None:
+    def start_engine(self, name: str = "engine") -> None:
+        port = self.more_ports.get(name, self.ports.engine)
+        engine = name if name in self.more_ports else self.engine_name
         self.processes.start(
-            "engine",
-            [sys.executable, "-m", "engine", "--port", str(self.ports.engine),
-             "--name", self.engine_name, "--service", self.service, "--node", self.node,
-             "--model", self.model, "--state", str(self.home / self.engine_name),
+            name,
+            [sys.executable, "-m", "engine", "--port", str(port),
+             "--name", engine, "--service", self.service, "--node", self.node,
+             "--model", self.model, "--state", str(self.home / engine),
              "--otlp", self.otlp_url, *self.engine_options,
              *(("--faults-token-env", FAULTS_TOKEN) if self.faults else ())],
             {"TRIMTAB_INGEST_TOKEN": self.secrets["ingest"], FAULTS_TOKEN: self.faults_token},
         )  # fmt: skip
 
     def start_agent(self) -> None:
+        engines = (
+            ("--engine", f"name={name},service={self.service},adapter=reference,url={url}")
+            for name, url in self.engine_urls.items()
+        )
         self.processes.start(
             "agent",
             [sys.executable, "-m", "gpu_agent", "--node", self.node,
              "--state-dir", str(self.home / f"agent-{self.node}"),
              "--control-plane-url", self.web_url, "--otlp-url", self.otlp_url,
              "--health-port", str(self.ports.agent), "--scrape-s", f"{self.scrape_s:g}",
-             "--engine",
-             f"name={self.engine_name},service={self.service},adapter=reference,"
-             f"url={self.engine_url}"],
+             *chain.from_iterable(engines)],
             {
                 "TRIMTAB_INGEST_TOKEN": self.secrets["ingest"],
                 "TRIMTAB_AGENT_TOKEN": self.secrets["agent"],
@@ -163,18 +177,20 @@ class House:
         )  # fmt: skip
 
     def start_one(self, name: str) -> None:
-        """Starts control-plane, engine or agent again, over the state it left; awaits nothing."""
-        {
-            "control-plane": self.start_control_plane,
-            "engine": self.start_engine,
-            "agent": self.start_agent,
-        }[name]()
+        """Starts one of them again, over the state it left; awaits nothing."""
+        if name == "control-plane":
+            self.start_control_plane()
+        elif name == "agent":
+            self.start_agent()
+        else:
+            self.start_engine(name)
 
     def health_url(self, name: str) -> str:
         return {
             "control-plane": f"{self.web_url}/health",
             "engine": f"{self.engine_url}/health",
             "agent": f"http://127.0.0.1:{self.ports.agent}/healthz",
+            **{engine: f"{url}/health" for engine, url in self.engine_urls.items()},
         }[name]
 
     def capacity(self, seconds: float = 6.0, values: dict[str, Any] | None = None) -> Capacity:
@@ -201,9 +217,9 @@ class House:
             self.processes.end(name)
 
     def start(self) -> None:
-        """All three, each awaited until it answers."""
+        """All of them, each awaited until it answers."""
         self.prepare()
-        for name in PROCESSES:
+        for name in (*PROCESSES[:-1], *self.more_ports, PROCESSES[-1]):
             self.start_one(name)
             self.wait(self.health_url(name), name)
 
@@ -221,11 +237,13 @@ class House:
         raise NotReady(f"{name} did not answer at {url} within {READY_S_MAX:g} s:\n"
                        f"{self.processes.tail(name)}")  # fmt: skip
 
-    def api(self, path: str) -> Any:
-        """JSON of a GET below /api/v1/. Raises httpx.HTTPStatusError."""
-        answer = httpx.get(
+    def api(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """JSON of a GET below /api/v1/, with a `body` of a POST. Raises httpx.HTTPError."""
+        answer = httpx.request(
+            "GET" if body is None else "POST",
             f"{self.web_url}/api/v1/{path}",
             headers={"Authorization": f"Bearer {self.secrets['api']}"},
+            json=body,
             timeout=30,
         )
         answer.raise_for_status()

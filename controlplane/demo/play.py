@@ -52,6 +52,11 @@ class Play:
         """When what the story is about began: its first event, else the shift."""
         return self.done[0][0] if self.done else self.shifted_at
 
+    @property
+    def undone(self) -> Sequence[Event]:
+        """Events whose time did not come: nothing was on trial, or the story ended before."""
+        return self.scenario.events[len(self.done) :]
+
     async def run(self) -> Summary:
         self.started_at = time.time()
         load = asyncio.create_task(
@@ -75,7 +80,7 @@ class Play:
     def step(self) -> bool:
         """Does what is due; True when the story is over."""
         windows = (time.time() - self.shifted_at) / self.pace.window_s
-        events = self.scenario.events[len(self.done) :]
+        events = self.undone
         if events and windows >= events[0].after_windows:
             if not events[0].on_trial or self.anything("actions", ON_TRIAL):
                 self.happen(events[0])

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 STOP_S_MAX = 15.0
+STORIES = "scenarios"  # below the demo's home: the house of each scenario
 
 
 class Died(Exception):
@@ -86,9 +87,11 @@ def started_at(pid: int) -> str | None:
     return None if fields[0] == "Z" else fields[19]
 
 
-def record(run: Path, name: str, pid: int) -> None:
+def record(run: Path, name: str, pid: int) -> Path:
     run.mkdir(parents=True, exist_ok=True)
-    (run / f"{name}.json").write_text(json.dumps({"pid": pid, "started": started_at(pid)}))
+    path = run / f"{name}.json"
+    path.write_text(json.dumps({"pid": pid, "started": started_at(pid)}))
+    return path
 
 
 def stop_recorded(path: Path) -> bool:
@@ -113,10 +116,15 @@ def stop_recorded(path: Path) -> bool:
     return running
 
 
+def records(home: Path) -> list[Path]:
+    """Of the demo and its children, those of a scenario's house too."""
+    return sorted([*home.glob("run/*.json"), *home.glob(f"{STORIES}/*/run/*.json")])
+
+
 def running(home: Path) -> list[str]:
     """Names of recorded processes that still run."""
     names = []
-    for path in sorted((home / "run").glob("*.json")):
+    for path in records(home):
         kept = json.loads(path.read_text())
         if kept["started"] is not None and started_at(kept["pid"]) == kept["started"]:
             names.append(path.stem)
@@ -125,8 +133,8 @@ def running(home: Path) -> list[str]:
 
 def main(home: Path) -> int:
     # The demo first: it ends its children in order.
-    records = sorted((home / "run").glob("*.json"), key=lambda path: path.stem != "demo")
-    ended = [path.stem for path in records if stop_recorded(path)]
+    demo_first = sorted(records(home), key=lambda path: path.stem != "demo")
+    ended = [path.stem for path in demo_first if stop_recorded(path)]
     print(f"Stopped: {', '.join(ended)}." if ended else "Nothing of the demo was running.")
     return 0
 

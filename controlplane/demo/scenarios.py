@@ -149,8 +149,8 @@ SCENARIOS: dict[str, Scenario] = {
                 Event("Half of the KV pool's blocks are taken away.", fault("kv_pool_halved")),
                 mended("A person gives the blocks back."),
             ),
-            calm=0.6,
-            load=0.6,
+            calm=0.7,
+            load=0.7,
             engine_options=SMALL_POOL,
             cause="kv_pool_exhausted",
         ),
@@ -219,9 +219,3 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     )
 }
-
-
-def listed() -> str:
-    """For `--help`: each scenario in a sentence."""
-    width = max(map(len, SCENARIOS))
-    return "\n".join(f"  {name:<{width}}  {each.about}" for name, each in SCENARIOS.items())

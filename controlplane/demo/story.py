@@ -11,6 +11,11 @@ import httpx
 from controlplane.demo.house import House
 
 POLL_S = 2.0
+# An action's states that are one step to a reader; each other state is its own.
+STEP_OF = {
+    "approved": "proposed", "dispatched": "proposed", "acknowledged": "proposed",
+    "verifying": "applied",
+}  # fmt: skip
 
 
 async def follow(house: House, say: Callable[[str], None]) -> None:
@@ -44,12 +49,16 @@ def sentences(
     """((id, step), sentence) for every step told so far, oldest first."""
     told: list[tuple[tuple[str, str], str]] = []
     for row in reversed(incidents):
-        told.append(((row["id"], "opened"), f"▲ detected: {row['what']}"))
-        if because := row.get("because"):
+        again = " again" if row["reopened"] else ""
+        told.append(((row["id"], f"opened {row['reopened']}"), f"▲ detected{again}: {row['what']}"))
+        if (because := row.get("because")) and not row["part_of"]:
             # “TTFT p99 is 2 s because …” says it already.
             link = "" if " because " in because else "because "
             told.append(((row["id"], "because " + row["cause"]), f"  {link}{because}"))
-    told += [((row["id"], row["state"]), f"◆ {row['sentence']}") for row in reversed(actions)]
+    told += [
+        ((row["id"], STEP_OF.get(row["state"], row["state"])), f"◆ {row['sentence']}")
+        for row in reversed(actions)
+    ]
     told += [
         ((row["id"], f"closed {row['closed_at']}"), f"● over: {row['objective']} is met again")
         for row in reversed(incidents)

@@ -244,5 +244,7 @@ def eager_share(scene: Scene) -> Track:
 
 
 def ms(seconds: float | None) -> str:
-    """Seconds as “12.3 ms”."""
-    return "?" if seconds is None else f"{seconds * 1000:.3g} ms"
+    """Seconds as “12.3 ms”, from one second on as “1.23 s”."""
+    if seconds is None:
+        return "?"
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1000:.3g} ms"

@@ -70,7 +70,8 @@ class Diagnosis(models.Model):
     `cause` is a slug of diagnosis/causes or "unknown". `rivals` lists the other causes examined,
     best first: [{"cause", "score", "because"}]; `also`, in the same form, a second fault that the
     first does not explain, of which `because` tells as well. `remedy` is the ordered wish list of
-    both: [{"cause", "knob", "to", "why", "limit", "exact"}]. `verdict` is empty, or "infeasible":
+    both: [{"cause", "knob", "to", "why", "limit", "exact"}]; `cured` once a change made for it was
+    kept. `verdict` is empty, or "infeasible":
     no knob cures it, and what is wished for only limits the harm. `facts` holds the numbers of the
     sentence.
     """
@@ -86,6 +87,7 @@ class Diagnosis(models.Model):
     also = models.JSONField(default=list, blank=True)
     rivals = models.JSONField(default=list, blank=True)
     remedy = models.JSONField(default=list, blank=True)
+    cured = models.BooleanField(default=False)
     window_start = models.DateTimeField()
     window_end = models.DateTimeField()
 

@@ -109,6 +109,18 @@ def diagnosis_of(incident: Incident) -> Diagnosis | None:
     return next(iter(incident.diagnoses.all()), None)
 
 
+def explanation_of(incident: Incident) -> Diagnosis | None:
+    """The explanation that is told: the newest, unless it is an unknown rest.
+
+    Where a change was kept, what is left unexplained after it takes nothing back.
+    """
+    newest = diagnosis_of(incident)
+    if newest is None or newest.cause != contract.UNKNOWN:
+        return newest
+    lately = (d for d in incident.diagnoses.all() if d.made_at >= incident.run_since)
+    return next((d for d in lately if d.cured), newest)
+
+
 def diagnosis_due(incident: Incident, *, now: datetime, acted_at: datetime | None = None) -> bool:
     """Whether the incident wants a new explanation.
 
@@ -154,7 +166,7 @@ def cause_label(slug: str) -> str:
 
 def story(incident: Incident) -> Story:
     """What went wrong and, once explained, because of what."""
-    diagnosis = diagnosis_of(incident)
+    diagnosis = explanation_of(incident)
     hits = [_hit(each) for each in (incident, *incident.parts.all())]
     if diagnosis is None:
         return Story(what=_what(incident, hits), hits=hits, numbers=_numbers(incident))

@@ -172,6 +172,17 @@ def diagnosis_note(*, diagnosis: Diagnosis, no_action: str) -> None:
     diagnosis.save(update_fields=["facts"])
 
 
+def diagnosis_confirm(*, incident: Incident, cause: str, acted_at: datetime) -> None:
+    """Marks the explanation a kept change was made for; idempotent.
+
+    It stays the one told when what is left after the change cannot be explained.
+    """
+    acted_on = incident.diagnoses.filter(cause=cause, made_at__lte=acted_at).first()
+    if acted_on is not None and not acted_on.cured:
+        acted_on.cured = True
+        acted_on.save(update_fields=["cured"])
+
+
 def _columns(ranking: Ranking) -> dict[str, Any]:
     """The columns of a Diagnosis: what is named, else `unknown`."""
     best, named = ranking.best, ranking.named

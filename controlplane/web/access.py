@@ -11,7 +11,6 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.functional import Promise
-from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
@@ -22,6 +21,7 @@ from controlplane.web.pages.errors import unavailable
 from tracing.types import StoreError
 
 P = ParamSpec("P")
+STRANGER = gettext_lazy("You belong to no tenant yet: ask an owner to add you.")
 
 
 class TenantRequest(HttpRequest):
@@ -44,7 +44,7 @@ def page(
     @wraps(view)
     def guarded(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
         if getattr(request, "tenant", None) is None:
-            raise PermissionDenied(_("You belong to no tenant yet: ask an owner to add you."))
+            raise PermissionDenied(STRANGER)
         try:
             return view(cast(TenantRequest, request), *args, **kwargs)
         except StoreError as error:
@@ -73,6 +73,13 @@ def owner_order(
     return _posted(view, "may_own", gettext_lazy("Only owners may change tokens and members."))
 
 
+def own_order(
+    view: Callable[Concatenate[TenantRequest, P], HttpResponse],
+) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
+    """As `order`, for every member: what is theirs alone."""
+    return _posted(view, "tenant", STRANGER)
+
+
 def form_page(
     view: Callable[Concatenate[TenantRequest, P], HttpResponse],
     ordered: Callable[[Any], Callable[Concatenate[HttpRequest, P], HttpResponse]] = order,
@@ -93,6 +100,13 @@ def owner_form_page(
 ) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
     """As `form_page`; only an owner's POST is taken."""
     return form_page(view, owner_order)
+
+
+def own_form_page(
+    view: Callable[Concatenate[TenantRequest, P], HttpResponse],
+) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
+    """As `form_page`; every member's POST is taken."""
+    return form_page(view, own_order)
 
 
 def _posted(

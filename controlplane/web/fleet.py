@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -11,12 +11,16 @@ from django.utils.translation import gettext as _
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import Engine, Node
 from controlplane.fleet.selectors import engine_state, engines_of, node_state, nodes_of
+from controlplane.web.measures import Filling, Readings
 from controlplane.web.story import StoryLine
 
 
 @dataclass(frozen=True)
 class Cell:
-    """`state` is one of templatetags.ui.STATES; `facts` are shown when the cell is opened."""
+    """`state` is one of templatetags.ui.STATES; `facts` are shown when the cell is opened.
+
+    `filling` colours the cell by a measure instead of the state; `unmeasured` when there is none.
+    """
 
     key: str
     name: str
@@ -25,22 +29,35 @@ class Cell:
     note: str
     facts: tuple[tuple[str, Any], ...]
     node: str = ""
+    filling: Filling | None = None
+    unmeasured: bool = False
 
 
 # Further off than this, telemetry lands in a neighbouring scrape: worth saying on the cell.
 CLOCK_SKEW_SHOWN_S = 2.0
 
 
-def fleet_cells(tenant: Tenant, lines: list[StoryLine], now: datetime) -> list[Cell]:
-    """Engines by name, then GPUs by node; one query each for engines and nodes."""
-    engines = [_engine_cell(engine, lines, now) for engine in engines_of(tenant)]
-    gpus = [
-        _gpu_cell(node, gpu, now)
-        for node in nodes_of(tenant)
-        for gpu in node.gpus
-        if isinstance(gpu, dict)
-    ]
-    return engines + gpus
+def fleet_cells(
+    tenant: Tenant, lines: list[StoryLine], now: datetime, readings: Readings | None = None
+) -> list[Cell]:
+    """Engines by name, then GPUs by node, coloured by `readings` where there are some; one query
+    each for engines and nodes."""
+    cells = []
+    for engine in engines_of(tenant):
+        cell = _engine_cell(engine, lines, now)
+        filling = readings.of_engine(engine) if readings else None
+        cells.append(_filled(cell, readings, filling))
+    for node in nodes_of(tenant):
+        for gpu in node.gpus:
+            if isinstance(gpu, dict):
+                cell = _gpu_cell(node, gpu, now)
+                filling = readings.of_gpu(node, gpu) if readings else None
+                cells.append(_filled(cell, readings, filling))
+    return cells
+
+
+def _filled(cell: Cell, readings: Readings | None, filling: Filling | None) -> Cell:
+    return replace(cell, filling=filling, unmeasured=readings is not None and filling is None)
 
 
 def _engine_cell(engine: Engine, lines: list[StoryLine], now: datetime) -> Cell:

@@ -7,15 +7,17 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
+from django.contrib.auth.forms import PasswordChangeForm, SetPasswordForm
 from django.core.exceptions import ValidationError
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
+from controlplane.accounts.members import NAME_CHARS_MAX as MEMBER_CHARS_MAX
 from controlplane.accounts.models import Membership, Token
 from controlplane.actions.orders import REASON_CHARS_MAX as WHY_CHARS_MAX
 from controlplane.alerts import services as alerts
 from controlplane.alerts.channel import channels
-from controlplane.alerts.models import Severity
+from controlplane.alerts.models import Channel, Severity
 
 # Words for what the services know by number.
 LASTING: dict[str, tuple[timedelta, Promise]] = {
@@ -123,20 +125,51 @@ class ChannelForm(PageForm):
 
 
 class ChannelEditForm(ChannelForm):
-    """Of a channel that is there: its kind stays, and so do address and secret left empty."""
+    """Of a channel that is there: its kind stays, and so do address and secret left empty.
+
+    `made_secret` is the one made at the person's word, to be shown this once.
+    """
 
     enabled = forms.BooleanField(label=_("Switched on"), required=False)
+    signing = forms.ChoiceField(label=_("Signature"), required=False, widget=forms.RadioSelect)
+    field_order = (
+        "name", "url", "signing", "secret", "severity_min", "remind_minutes", "enabled",
+    )  # fmt: skip
 
-    def __init__(self, data: Any = None, **options: Any) -> None:
+    def __init__(self, data: Any = None, *, channel: Channel, **options: Any) -> None:
         super().__init__(data, **options)
+        kind = channels().get(channel.kind)
+        self.made_secret = ""
+        self.secret_new = kind.secret_new if kind is not None else str
         del self.fields["kind"]
-        stays = _("Left empty, it stays as it is.")
         for name in ("url", "secret"):
             self.fields[name].required = False
-            self.fields[name].help_text = stays
+            self.fields[name].help_text = _("Left empty, it stays as it is.")
+        self.fields["secret"].label = _("Another secret to sign with")
+        ways = [("", _("as it is")), ("new", _("with a new secret, made here"))]
+        if not self.secret_new():
+            ways.pop()  # the service makes them
+        if channel.secret:
+            ways.append(("none", _("not signed any more")))
+        self.fields["signing"].choices = ways  # type: ignore[attr-defined]
+        if kind is not None and not kind.signs:
+            del self.fields["signing"], self.fields["secret"]
+        elif len(ways) == 1:
+            del self.fields["signing"]
+
+    def clean(self) -> dict[str, Any]:
+        given = super().clean() or {}
+        if given.get("signing") and given.get("secret"):
+            self.refuse("secret", str(_("Either this one, or what is chosen above.")))
+        return given
 
     def spec(self) -> dict[str, Any]:
         given = super().spec()
+        signing = given.pop("signing", "")
+        if signing == "new":
+            self.made_secret = self.secret_new()
+        if signing:
+            given["secret"] = self.made_secret
         return {name: value for name, value in given.items() if name != "url" or value}
 
 
@@ -173,3 +206,30 @@ class TokenForm(PageForm):
 
 class RoleForm(PageForm):
     role = forms.ChoiceField(label=_("Role"), choices=Membership.Role.choices)
+
+
+class MemberForm(PageForm):
+    name = forms.CharField(
+        label=_("Name"),
+        max_length=MEMBER_CHARS_MAX,
+        widget=forms.TextInput({"autocomplete": "off", "autocapitalize": "none"}),
+        help_text=_("to sign in with: letters, digits and @ . + - _"),
+    )
+    role = forms.ChoiceField(
+        label=_("Role"), choices=Membership.Role.choices, initial=Membership.Role.VIEWER
+    )
+
+
+class OwnPasswordForm(PasswordChangeForm):
+    """Django's, without the focus it takes and the colons it adds."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, label_suffix="", **options)
+        self.fields["old_password"].widget.attrs.pop("autofocus", None)
+
+
+class ChosenPasswordForm(SetPasswordForm):  # type: ignore[type-arg]
+    """The same for who has none to give yet."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, label_suffix="", **options)

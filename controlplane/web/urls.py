@@ -16,6 +16,7 @@ from controlplane.web.pages.ledger import action_new, actions
 from controlplane.web.pages.objectives import objective, objectives
 from controlplane.web.pages.overview import overview
 from controlplane.web.pages.policies import freeze_order, policies, unfreeze_order
+from controlplane.web.pages.policy import policy_delete_order, policy_edit
 from controlplane.web.pages.series import series
 from controlplane.web.pages.settings_audit import audit_log
 from controlplane.web.pages.settings_channels import (
@@ -26,10 +27,13 @@ from controlplane.web.pages.settings_channels import (
 )
 from controlplane.web.pages.settings_deliveries import delivery_list
 from controlplane.web.pages.settings_members import (
+    member_active_order,
+    member_link_order,
     member_list,
     member_remove_order,
     member_role_order,
 )
+from controlplane.web.pages.settings_password import ChoosePassword, password
 from controlplane.web.pages.settings_silences import silence_end_order, silence_list
 from controlplane.web.pages.settings_tokens import token_list, token_revoke_order
 from controlplane.web.pages.traces import trace, traces
@@ -49,12 +53,24 @@ SETTINGS = [
     path("tokens/<uuid:token_id>/revoke/", token_revoke_order, name="settings-token-revoke"),
     path("members/", member_list, name="settings-members"),
     path("members/<int:member_id>/role/", member_role_order, name="settings-member-role"),
+    path("members/<int:member_id>/link/", member_link_order, name="settings-member-link"),
+    *(
+        path(
+            f"members/<int:member_id>/{verb}/",
+            member_active_order,
+            {"verb": verb},
+            name=f"settings-member-{verb}",
+        )
+        for verb in ("activate", "deactivate")
+    ),
     path("members/<int:member_id>/remove/", member_remove_order, name="settings-member-remove"),
+    path("password/", password, name="settings-password"),
     path("audit/", audit_log, name="settings-audit"),
 ]
 urlpatterns = [
     path("", overview, name="overview"),
     path("login/", LoginView.as_view(redirect_authenticated_user=True), name="login"),
+    path("welcome/<str:uidb64>/<str:token>/", ChoosePassword.as_view(), name="password-choose"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("language/", set_language, name="language"),
     path("objectives/", objectives, name="objectives"),
@@ -66,6 +82,8 @@ urlpatterns = [
     path("actions/<uuid:action_id>/<slug:verb>/", action_order, name="action-order"),
     path("a/<str:token>/", action_link, name="action-link"),
     path("policies/", policies, name="policies"),
+    path("policies/edit/", policy_edit, name="policy"),
+    path("policies/delete/", policy_delete_order, name="policy-delete"),
     path("policies/freeze/", freeze_order, name="freeze"),
     path("policies/<uuid:policy_id>/unfreeze/", unfreeze_order, name="unfreeze"),
     path("traces/", traces, name="traces"),

@@ -78,6 +78,7 @@ def household(slug: str, *, mark: str = "", telemetry: bool = True) -> Household
         "channel_id": str(tenant.channels.get().pk),
         "fleet.name": f"node-a{mark}",
         "token": "a-link-is-for-whoever-has-it",
+        "uidb64": "MQ",
         "verb": "approve",
         "slug": "ttft",
         "contracts.slug": "gold",

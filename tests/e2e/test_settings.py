@@ -8,18 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Site
-from tests.e2e.test_story import NARROW, visit  # noqa: F401 -- a fixture
+from tests.e2e.site import Site
+from tests.e2e.visit import NARROW
 
 pytestmark = pytest.mark.browser
 
 
-def quiet(console: list[str], *statuses: int) -> list[str]:
-    """A browser writes a 4xx of the page itself to the console, whatever stands on the page."""
-    return [said for said in console if not any(f"status of {each} (" in said for each in statuses)]
-
-
-def test_a_channel_is_set_up_and_tested(visit: Any, site: Site) -> None:  # noqa: F811
+def test_a_channel_is_set_up_and_tested(visit: Any, site: Site) -> None:
     one = visit()
     one.sign_in()
     page = one.page
@@ -51,10 +46,10 @@ def test_a_channel_is_set_up_and_tested(visit: Any, site: Site) -> None:  # noqa
     page.click("button:has-text('Remove for good')")
     page.wait_for_url("**/settings/channels/")
     assert not page.is_visible("text=pager")
-    assert quiet(one.console, 400) == []
+    assert one.heard(400) == []
 
 
-def test_a_token_is_shown_once_and_revoked(visit: Any, site: Site) -> None:  # noqa: F811
+def test_a_token_is_shown_once_and_revoked(visit: Any, site: Site) -> None:
     one = visit(theme="dark")
     one.sign_in()
     page = one.page
@@ -80,11 +75,11 @@ def test_a_token_is_shown_once_and_revoked(visit: Any, site: Site) -> None:  # n
     page.wait_for_selector("text=A tenant needs an owner")
     assert one.violations() == []
     one.shoot("member-last-owner")
-    assert quiet(one.console, 409) == []
+    assert one.heard(409) == []
 
 
 @pytest.mark.parametrize("width", [1360, NARROW])
-def test_a_change_of_ones_own(visit: Any, site: Site, width: int) -> None:  # noqa: F811
+def test_a_change_of_ones_own(visit: Any, site: Site, width: int) -> None:
     one = visit(width=width)
     one.sign_in()
     page = one.page
@@ -105,4 +100,56 @@ def test_a_change_of_ones_own(visit: Any, site: Site, width: int) -> None:  # no
     page.keyboard.press("g")
     page.keyboard.press("c")
     page.wait_for_url("**/contracts/")
-    assert quiet(one.console, 400, 409) == []
+    assert one.heard(400, 409) == []
+
+
+def test_somebody_is_let_in_and_paused(visit: Any, site: Site) -> None:
+    one = visit(width=NARROW)
+    one.sign_in()
+    page = one.page
+    one.go("/settings/members/")
+    page.fill("#id_name", "not a name")
+    page.click("button:has-text('Let in')")
+    page.wait_for_selector("#id_name_error")
+    assert page.get_attribute("#id_name", "aria-invalid") == "true"
+    page.fill("#id_name", "barbara")
+    page.click("button:has-text('Let in')")
+    page.wait_for_selector(".story pre")
+    assert "/welcome/" in page.inner_text(".story pre")
+    row = page.locator("tr:has(th:has-text('barbara'))")
+    row.locator("summary").click()
+    one.look("member-let-in")
+    row.locator("button:has-text('Deactivate')").click()
+    page.wait_for_url("**/settings/members/")
+    assert "deactivated" in page.locator("tr:has(th:has-text('barbara'))").inner_text()
+    assert one.heard(400) == []
+
+
+@pytest.mark.parametrize("width", [1360, NARROW])
+def test_a_policy_is_written(visit: Any, site: Site, width: int) -> None:
+    one = visit(width=width)
+    one.sign_in()
+    page = one.page
+    page.keyboard.press("g")
+    page.keyboard.press("p")
+    page.wait_for_url("**/policies/")
+    page.click("tbody a:has-text('engine-0')")
+    page.wait_for_url("**/policies/edit/?engine=engine-0")
+    page.fill("#id_cool_down_harmful_s", "-1")
+    page.fill("#id_quiet_from", "22:00")
+    page.fill("#id_quiet_until", "")
+    page.fill("#id_maximum_max_num_seqs", "9999")
+    page.click("button:has-text('Save')")
+    page.wait_for_selector("#id_maximum_max_num_seqs_error")
+    assert page.is_visible("#id_cool_down_harmful_s_error")
+    assert page.is_visible("#id_quiet_until_error")
+    one.look(f"policy-wrong-{width}")
+    page.fill("#id_cool_down_harmful_s", "90")
+    page.fill("#id_quiet_until", "07:00")
+    page.fill("#id_maximum_max_num_seqs", "48")
+    page.click("button:has-text('Save')")
+    page.wait_for_url("**/policies/")
+    said = page.locator("tr:has(a:text-is('engine engine-0'))").inner_text().replace("\u00a0", " ")
+    assert "max_num_seqs at most 48" in said
+    assert "Cool-down, harmful 1 min 30 s" in said
+    assert one.heard(400) == []

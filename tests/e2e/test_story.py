@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.controlplane.web.world import PASSWORD, TRACE_ID
-from tests.e2e.conftest import ROOT, SHOTS, Site, start, stop
+from tests.controlplane.web.world import TRACE_ID
+from tests.e2e.site import Site, start
+from tests.e2e.visit import WIDE, Visit
 
 pytestmark = pytest.mark.browser
 
-AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
-AXE_TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-WIDE, NARROW = 1360, 390
 VERIFIED = """
 from django.utils import timezone
 from controlplane.actions.models import Action, State
@@ -38,167 +35,6 @@ last = Reading.objects.filter(objective=objective, scope="").order_by("window_en
 one = Measured(last.window_end + timedelta(seconds=15), Counts(23, 100), Signal.OK)
 readings_book(objective=objective, scope="", window_s=15.0, measured=[one])
 """
-
-
-class Visit:
-    """A signed-in page and everything its console said."""
-
-    def __init__(self, browser: Any, site: Site, *, width: int, theme: str) -> None:
-        self.site = site
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 850}, color_scheme=theme
-        )
-        self.page = self.context.new_page()
-        self.console: list[str] = []
-        self.page.on("console", lambda message: self.console.append(message.text))
-        self.page.on("pageerror", lambda error: self.console.append(str(error)))
-
-    def go(self, path: str) -> None:
-        self.page.goto(self.site.url + path)
-        if "/login/" not in self.page.url:
-            self.page.wait_for_selector("#live:not(:empty)", state="attached")
-            undrawn = "[data-src] .plot:not(:has(.u-over)):not(:has(.say))"
-            self.page.wait_for_selector(undrawn, state="detached")
-
-    def sign_in(self) -> None:
-        self.go("/login/")
-        self.page.fill("#id_username", "ada")
-        self.page.fill("#id_password", PASSWORD)
-        self.page.keyboard.press("Enter")
-        self.page.wait_for_url(self.site.url + "/")
-
-    def violations(self) -> list[str]:
-        """What axe finds, one line each. The content policy forbids a script tag: evaluate."""
-        self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate("tags => axe.run(document, {runOnly: tags})", AXE_TAGS)
-        return [
-            f"{rule['id']}: {rule['help']}: {node['html'][:160]}"
-            for rule in found["violations"]
-            for node in rule["nodes"]
-        ]
-
-    def overflow(self) -> int:
-        return int(self.page.evaluate("document.documentElement.scrollWidth - innerWidth"))
-
-    def shoot(self, name: str) -> None:
-        self.page.screenshot(path=str(SHOTS / f"{name}.png"), full_page=True)
-
-
-@pytest.fixture
-def visit(browser: Any, site: Site) -> Iterator[Any]:
-    visits: list[Visit] = []
-
-    def open_one(*, width: int = WIDE, theme: str = "light", at: Site = site) -> Visit:
-        visits.append(Visit(browser, at, width=width, theme=theme))
-        return visits[-1]
-
-    yield open_one
-    for one in visits:
-        one.context.close()
-
-
-def paths(site: Site) -> dict[str, str]:
-    return {
-        "overview": "/",
-        "objectives": "/objectives/",
-        "objective": "/objectives/ttft/",
-        "objective-no-data": "/objectives/code-e2e/",
-        "incidents": "/incidents/",
-        "incident": f"/incidents/{site.incident}/",
-        "traces": "/traces/",
-        "traces-slowest": "/traces/?status=failed&sort=slowest",
-        "traces-empty": "/traces/?q=no-such-request",
-        "traces-error": "/traces/?max_ms=soon",
-        "trace": f"/traces/{TRACE_ID}/",
-        "fleet": "/fleet/",
-        "node": "/fleet/node-a/",
-        "actions": "/actions/",
-        "actions-none-fit": "/actions/?state=failed",
-        "actions-error": "/actions/?state=happy",
-        "action-new": "/actions/new/",
-        "policies": "/policies/",
-        "contracts": "/contracts/",
-        "contract": "/contracts/chat-gold/",
-        "channels": "/settings/channels/",
-        "deliveries": "/settings/deliveries/",
-        "silences": "/settings/silences/",
-        "tokens": "/settings/tokens/",
-        "members": "/settings/members/",
-        "audit": "/settings/audit/",
-        "ui": "/ui/",
-    }
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [WIDE, NARROW])
-def test_every_page_is_accessible_silent_and_fits(
-    visit: Any, site: Site, theme: str, width: int
-) -> None:
-    one = visit(width=width, theme=theme)
-    one.go("/login/")
-    assert one.violations() == []
-    one.shoot(f"login-{theme}-{width}")
-    one.sign_in()
-    for name, path in paths(site).items():
-        one.go(path)
-        one.shoot(f"{name}-{theme}-{width}")
-        assert one.violations() == [], name
-        assert one.overflow() <= 0, name
-    # A browser writes a 4xx of the page itself to the console, whatever stands on the page.
-    assert [said for said in one.console if "400 (Bad Request)" not in said] == []
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_page_speaks_chinese(visit: Any, site: Site, theme: str) -> None:
-    one = visit(theme=theme)
-    one.go("/login/")
-    one.page.click("button[value=zh-hans]")
-    one.page.wait_for_selector("html[lang=zh-hans]")
-    one.shoot(f"login-{theme}-zh")
-    one.sign_in()
-    for name, path in paths(site).items():
-        one.go(path)
-        one.shoot(f"{name}-{theme}-zh")
-        assert one.page.get_attribute("html", "lang") == "zh-hans"
-        assert one.violations() == [], name
-        assert one.overflow() <= 0, name
-    one.page.click("button[value=en]")
-    one.page.wait_for_selector("html[lang=en]")
-    assert one.page.url == site.url + "/ui/"
-    assert [said for said in one.console if "400 (Bad Request)" not in said] == []
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_first_run_is_accessible_and_silent(visit: Any, empty_site: Site, theme: str) -> None:
-    one = visit(theme=theme, at=empty_site)
-    one.sign_in()
-    for name, path in {
-        "first-run": "/",
-        "no-objectives": "/objectives/",
-        "no-incidents": "/incidents/",
-        "no-traces": "/traces/",
-        "no-fleet": "/fleet/",
-        "no-actions": "/actions/",
-        "no-contracts": "/contracts/",
-        "no-channels": "/settings/channels/",
-        "no-deliveries": "/settings/deliveries/",
-        "no-silences": "/settings/silences/",
-        "no-tokens": "/settings/tokens/",
-        "no-audit": "/settings/audit/",
-    }.items():
-        one.go(path)
-        one.shoot(f"{name}-{theme}")
-        assert one.violations() == [], name
-    assert one.console == []
-
-
-def test_errors_wear_the_same_look(visit: Any, site: Site) -> None:
-    one = visit()
-    one.sign_in()
-    one.page.goto(site.url + "/nothing/")
-    assert one.page.inner_text("h1") == "There is nothing at this address."
-    assert one.violations() == []
-    one.shoot("error-404")
 
 
 def test_the_keyboard_reaches_everything(visit: Any, site: Site) -> None:
@@ -308,7 +144,7 @@ def test_charts_follow_the_cursor_together(visit: Any, site: Site) -> None:
 def test_from_story_to_objective_to_incident_to_outcome_to_trace(
     browser: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    server, site = start(tmp_path_factory.mktemp("outcome"), fill=True)
+    site = start(tmp_path_factory.mktemp("outcome"), fill=True)
     try:
         one = Visit(browser, site, width=WIDE, theme="light")
         one.sign_in()
@@ -322,7 +158,7 @@ def test_from_story_to_objective_to_incident_to_outcome_to_trace(
         site.run(NEXT_WINDOW)
         page.wait_for_selector(".readout >> text=missed 77", timeout=20_000)
         page.click("#incidents a")
-        page.wait_for_url(f"**/incidents/{site.incident}/")
+        page.wait_for_url(f"**/incidents/{site.things['incident']}/")
         page.wait_for_selector("#live:not(:empty)", state="attached")
         assert "now checking" in page.inner_text("#all")
         site.run(VERIFIED)
@@ -340,6 +176,6 @@ def test_from_story_to_objective_to_incident_to_outcome_to_trace(
         one.shoot("overview-outcome")
         assert one.console == []
     finally:
-        stop(server)  # with the page still open: its stream must not hold the server up
+        site.stop()  # with the page still open: its stream must not hold the server up
     one.context.close()
-    assert server.returncode in (0, -15, 143)
+    assert site.process.returncode in (0, -15, 143)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from controlplane.demo.house import Ports
+from controlplane.demo.screen import WIDTH
 
 from .houses import trimtab
 
@@ -18,11 +20,13 @@ def test_an_engine_is_killed_and_the_story_ends_with_nothing_lost(tmp_path: Path
     done = trimtab(
         "demo", "--scenario", "engine-killed", "--pace", "fast", "--quiet-min", "0.1",
         "--minutes", "0.4", "--calm", "0.2", "--load", "0.2", "--home", str(tmp_path), *ports,
-        env={},
+        env={"COLUMNS": str(WIDTH)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     _, begun, story = done.stdout.partition("the story of engine-killed")
     assert begun
     assert "The engine is killed." in story
-    assert "engine after " in story
+    assert re.search(r"back +engine, [0-9.]+ s later", story)
     assert "lost      0" in story
+    assert done.stderr == ""
+    assert {len(line) for line in done.stdout.splitlines() if line[0] in "┌│└"} == {WIDTH}

@@ -28,6 +28,7 @@ from controlplane.diagnosis.cause import (
     eager_share,
     gettext_noop,
     measured,
+    ms,
     score,
     step_time,
     traffic_fact,
@@ -54,6 +55,11 @@ class Effect:
     how: str  # mean or heavy of a histogram, level, rate, or eager: the share of steps
     unit: str
     word: str
+
+    def shown(self, value: float) -> str:
+        if self.unit == "s":
+            return ms(value)
+        return f"{value:.3g}" if self.unit in ("1/s", "requests") else f"{value:.0%}"
 
 
 STEP_MEAN = Effect(STEP_TIME, "mean", "s", "the mean step's time")
@@ -285,7 +291,7 @@ def _effect_fact(change: Change | None, seen: Seen | None) -> Fact:
     else:
         text = (
             f"{effect.word[0].upper()}{effect.word[1:]}, which {change.knob} moves, "
-            f"was {track.before:.3g} before and is {track.value:.3g}"
+            f"was {effect.shown(track.before)} before and is {effect.shown(track.value)}"
         )
     return measured(
         text,
@@ -307,7 +313,8 @@ def _because(scene: Scene, change: Change | None, seen: Seen | None) -> str:
         f"{change.at:%H:%M:%S} UTC"
     )
     if seen and seen[1].value is not None and seen[1].before is not None:
-        text += f" and {seen[0].word} went from {seen[1].before:.3g} to {seen[1].value:.3g}"
+        before, now = map(seen[0].shown, (seen[1].before, seen[1].value))
+        text += f" and {seen[0].word} went from {before} to {now}"
     return f"{scene.latency()}{text}"
 
 

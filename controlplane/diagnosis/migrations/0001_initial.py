@@ -28,6 +28,7 @@ class Migration(migrations.Migration):
                 ('also', models.JSONField(blank=True, default=list)),
                 ('rivals', models.JSONField(blank=True, default=list)),
                 ('remedy', models.JSONField(blank=True, default=list)),
+                ('cured', models.BooleanField(default=False)),
                 ('window_start', models.DateTimeField()),
                 ('window_end', models.DateTimeField()),
             ],

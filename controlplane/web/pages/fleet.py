@@ -10,6 +10,8 @@ from uuid import UUID
 from django.conf import settings
 from django.http import Http404, HttpResponse
 from django.utils import timezone
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import Command, Engine, Node
@@ -24,6 +26,7 @@ from controlplane.fleet.selectors import (
 from controlplane.web.access import TenantRequest, page, send
 from controlplane.web.fleet import Cell, fleet_cells
 from controlplane.web.knobs import Configuration, configuration
+from controlplane.web.measures import MEASURES, Readings
 from controlplane.web.pages.overview import otlp_url
 from controlplane.web.story import story_lines
 
@@ -62,9 +65,10 @@ class EngineRow:
 class Fleet:
     """What the page shows, read when a template first asks."""
 
-    def __init__(self, tenant: Tenant, now: datetime) -> None:
+    def __init__(self, tenant: Tenant, now: datetime, measure: str = "") -> None:
         self.tenant = tenant
         self.now = now
+        self.measure = measure
         rows: dict[UUID, list[EngineRow]] = defaultdict(list)
         for row in engine_rows(engines_of(tenant), now):
             rows[row.engine.node_id].append(row)
@@ -72,7 +76,17 @@ class Fleet:
 
     @property
     def cells(self) -> list[Cell]:
-        return fleet_cells(self.tenant, story_lines(self.tenant, self.now), self.now)
+        lines, readings = story_lines(self.tenant, self.now), None
+        if self.measure:
+            readings = Readings(self.tenant, MEASURES[self.measure], self.now)
+        return fleet_cells(self.tenant, lines, self.now, readings)
+
+    @property
+    def measures(self) -> list[tuple[str, Promise]]:
+        """What the cells may be coloured by: by GPU only where there is one."""
+        offered = ((slug, each.label) for slug, each in MEASURES.items() if slug != "gpu")
+        gpu = [("gpu", MEASURES["gpu"].label)] if self.gpus else []
+        return [("", gettext_lazy("state")), *offered, *gpu]
 
     @property
     def engines(self) -> int:
@@ -89,8 +103,12 @@ class Fleet:
 
 @page
 def fleet(request: TenantRequest) -> HttpResponse:
+    """Raises Http404 for a `?measure=` that is not offered."""
+    measure = request.GET.get("measure", "")
+    if measure and measure not in MEASURES:
+        raise Http404(f"measure={measure[:60]!r}, allowed: {', '.join(MEASURES)}")
     context = {
-        "now": Fleet(request.tenant, timezone.now()),
+        "now": Fleet(request.tenant, timezone.now(), measure),
         "otlp_url": otlp_url(),
         "web_url": settings.TRIMTAB_PUBLIC_URL,
     }

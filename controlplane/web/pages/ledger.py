@@ -17,7 +17,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.actions.knob import knobs
 from controlplane.actions.models import IN_FLIGHT, Action, State
 from controlplane.actions.orders import OrderError, action_ask, verbs_open
-from controlplane.actions.policy import node_stop, rules_of
+from controlplane.actions.policy import rules_of
 from controlplane.actions.reconcile import AUTOPILOT
 from controlplane.actions.selectors import actions_all
 from controlplane.diagnosis.selectors import cause_label
@@ -29,6 +29,7 @@ from controlplane.web.forms import ChangeForm
 from controlplane.web.knobs import KnobRow, configuration
 from controlplane.web.pages.actions import STATUS_OF
 from controlplane.web.pages.incidents import Compared, compared
+from controlplane.web.policy import stopped_words
 from controlplane.web.templatetags.ui import state_word
 
 ROWS = 50
@@ -140,7 +141,7 @@ def _row(action: Action) -> LedgerRow:
 def _held(engine: Engine) -> str:
     """Why nothing can be changed now, whoever asks; "" when it can."""
     now = timezone.now()
-    if held := rules_of(engine).frozen(now) or node_stop(engine):
+    if held := stopped_words(engine, rules_of(engine), now):
         return held
     state = engine_state(engine, now)
     if state == "ok":

@@ -12,12 +12,13 @@ from django.http import HttpResponse
 from django.utils import timezone
 
 from controlplane.accounts.models import Tenant, Token
-from controlplane.actions.policy import freeze_words, freezes_of
+from controlplane.actions.policy import freezes_of
 from controlplane.fleet.models import Engine
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, Question, questions
 from controlplane.web.fleet import Cell, fleet_cells
 from controlplane.web.pages.objectives import ObjectiveRow, objective_rows, page_state
+from controlplane.web.policy import freeze_said
 from controlplane.web.story import StoryLine, story_lines
 from slo.models import Objective
 from slo.selectors import State
@@ -40,7 +41,7 @@ class Overview:
     @cached_property
     def freezes(self) -> list[str]:
         """What is frozen now, and why."""
-        return [freeze_words(policy, self.now) for policy in freezes_of(self.tenant, self.now)]
+        return [freeze_said(policy, self.now) for policy in freezes_of(self.tenant, self.now)]
 
     @cached_property
     def rows(self) -> list[ObjectiveRow]:
@@ -111,6 +112,7 @@ class FirstRun:
     objective: bool
     otlp_url: str
     web_url: str
+    grpc_address: str = ""
 
     @property
     def started(self) -> bool:
@@ -133,6 +135,7 @@ def first_run(tenant: Tenant, now: datetime) -> FirstRun | None:
         objective=has_objective,
         otlp_url=otlp_url(),
         web_url=settings.TRIMTAB_PUBLIC_URL,
+        grpc_address=grpc_address(),
     )
 
 
@@ -140,3 +143,10 @@ def otlp_url() -> str:
     """Where telemetry is sent, as seen from outside."""
     host = urlsplit(settings.TRIMTAB_PUBLIC_URL)
     return f"{host.scheme}://{host.hostname}:{settings.TRIMTAB_OTLP_PORT}"
+
+
+def grpc_address() -> str:
+    """The same for OTLP/gRPC, as exporters take it; "" where that door is shut."""
+    if not settings.TRIMTAB_OTLP_GRPC_PORT:
+        return ""
+    return f"{urlsplit(settings.TRIMTAB_PUBLIC_URL).hostname}:{settings.TRIMTAB_OTLP_GRPC_PORT}"

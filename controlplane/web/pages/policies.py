@@ -9,15 +9,25 @@ from uuid import UUID
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
-from django.utils.translation import gettext as _
 
+from controlplane.accounts.models import Tenant
 from controlplane.actions.models import Policy
 from controlplane.actions.policies import PolicyError, freeze, unfreeze
-from controlplane.actions.policy import Rules, freeze_words, freezes_of, node_stop, rules_of_each
+from controlplane.actions.policy import Rules, freezes_of, rules_of_each
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engines_of
 from controlplane.web.access import TenantRequest, order, page, send
 from controlplane.web.forms import FREEZES, FreezeForm
+from controlplane.web.pages.policy import policy_shown, scope_asked
+from controlplane.web.policy import (
+    Scope,
+    Term,
+    freeze_said,
+    held_words,
+    origin_words,
+    own_terms,
+    scopes_of,
+)
 
 ENGINES_MAX = 200
 
@@ -30,6 +40,19 @@ class Row:
     rules: Rules
     origin: str
     held: str
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(engine=self.engine.name)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A scope and what it says itself; `frozen` says why nothing is changed in it, or ""."""
+
+    scope: Scope
+    terms: list[Term]
+    frozen: str
 
 
 @page
@@ -46,7 +69,8 @@ def _shown(request: TenantRequest, form: FreezeForm, status: int = 200) -> HttpR
     context = {
         "rows": [_row(engine, rules[engine.pk], now) for engine in shown],
         "more": max(0, len(engines) - ENGINES_MAX),
-        "freezes": [(policy, freeze_words(policy, now)) for policy in freezes],
+        "freezes": [(policy, freeze_said(policy, now)) for policy in freezes],
+        "written": _written(request.tenant, engines, now),
         "form": form,
         "page_state": "warn" if freezes else "ok",
     }
@@ -55,8 +79,10 @@ def _shown(request: TenantRequest, form: FreezeForm, status: int = 200) -> HttpR
 
 @order
 def freeze_order(request: TenantRequest) -> HttpResponse:
-    """Answers 400 with the page, and what is wrong beside the field."""
-    form, now = FreezeForm(request.POST), timezone.now()
+    """Freezes the scope the address names. Answers 400 with its page, and what is wrong beside the
+    field. Raises Http404 for a scope this tenant does not have."""
+    scope, now = scope_asked(request), timezone.now()
+    form = FreezeForm(request.POST, id_prefix="id" if scope == Scope() else "freeze")
     if form.is_valid():
         lasts = FREEZES[form.cleaned_data["minutes"]][0]
         try:
@@ -66,10 +92,13 @@ def freeze_order(request: TenantRequest) -> HttpResponse:
                 now=now,
                 reason=form.cleaned_data["reason"],
                 until=now + lasts if lasts else None,
+                **scope.names,
             )
             return redirect("policies")
         except PolicyError as error:
             form.refuse(error.param, str(error))
+    if scope != Scope():
+        return policy_shown(request, scope, freeze=form, status=400)
     return _shown(request, form, 400)
 
 
@@ -87,6 +116,18 @@ def _row(engine: Engine, rules: Rules, now: datetime) -> Row:
     return Row(
         engine=engine,
         rules=rules,
-        origin=rules.origin.get("mode", _("the default")),
-        held=rules.frozen(now) or node_stop(engine) or rules.quiet(now),
+        origin=origin_words(rules, "mode", engine),
+        held=held_words(engine, rules, now),
     )
+
+
+def _written(tenant: Tenant, engines: list[Engine], now: datetime) -> list[Written]:
+    rows = {Scope(row.service, row.engine): row for row in Policy.objects.filter(tenant=tenant)}
+    return [
+        Written(
+            scope=scope,
+            terms=own_terms(rows.get(scope)),
+            frozen=freeze_said(rows[scope], now) if scope in rows else "",
+        )
+        for scope in scopes_of(tenant, engines)
+    ]

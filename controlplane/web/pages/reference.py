@@ -74,7 +74,7 @@ def _operation(
     spec: Mapping[str, Any], path: str, method: str, said: Mapping[str, Any]
 ) -> Operation:
     fields = Fields(spec)
-    summary, _, about = said.get("description", "").partition("\n")
+    summary, _, about = said.get("description", "").replace("`", "").partition("\n")
     parameters = [
         Row(p["name"], fields.kind(p["schema"]), p.get("required", False), p.get("description", ""))
         for p in said.get("parameters", ())
@@ -83,7 +83,7 @@ def _operation(
         id=said["operationId"],
         method=method.upper(),
         path=path,
-        summary=summary,
+        summary=summary.removesuffix("."),
         about=about.strip(),
         parameters=parameters,
         body=list(fields.of(_json(said.get("requestBody", {})))),

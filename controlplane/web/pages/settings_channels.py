@@ -57,16 +57,20 @@ def channel_list(request: TenantRequest) -> HttpResponse:
 
 @form_page
 def channel_one(request: TenantRequest, channel_id: UUID) -> HttpResponse:
-    """Raises Http404 for another tenant's channel as for one that never was."""
+    """A secret made anew is on the page that answers, and on no other. Raises Http404 for another
+    tenant's channel as for one that never was."""
     channel = _channel(request.tenant, channel_id)
-    form, status = ChannelEditForm(initial=_shown(channel)), 200
+    form, status, secret = ChannelEditForm(channel=channel, initial=_shown(channel)), 200, ""
     if request.method == "POST":
-        form, status = ChannelEditForm(request.POST), 400
+        form, status = ChannelEditForm(request.POST, channel=channel), 400
         if form.is_valid():
             try:
                 spec = form.spec()
                 channel_update(channel=channel, spec=spec, by=_me(request), now=timezone.now())
-                return redirect("settings-channel", channel.pk)
+                secret = form.made_secret
+                if not secret:
+                    return redirect("settings-channel", channel.pk)
+                form, status = ChannelEditForm(channel=channel, initial=_shown(channel)), 200
             except ChannelError as error:
                 form.refuse(error.param, str(error))
                 channel = _channel(request.tenant, channel_id)  # as it is, not as it was asked for
@@ -76,6 +80,7 @@ def channel_one(request: TenantRequest, channel_id: UUID) -> HttpResponse:
         "kind": channels().get(channel.kind),
         "address": masked(channel.url),
         "form": form,
+        "secret": secret,
         "deliveries": told[:DELIVERIES],
         "tested": _tested(request, told),
         "page_state": "none",

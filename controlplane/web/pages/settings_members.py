@@ -1,22 +1,46 @@
-"""/settings/members/: who belongs to the tenant, and what each may do."""
+"""/settings/members/: who belongs to the tenant, what each may do, and how somebody comes in."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect
+from django.utils import timezone
 
+from controlplane.accounts.members import (
+    MEMBERS_PER_TENANT_MAX,
+    LastOwner,
+    MemberError,
+    member_activate,
+    member_add,
+    member_change,
+    member_deactivate,
+    member_remove,
+    password_link,
+)
 from controlplane.accounts.models import Membership, Tenant
 from controlplane.accounts.selectors import members_of
-from controlplane.accounts.services import LastOwner, member_change, member_remove
-from controlplane.web.access import TenantRequest, owner_order, page, send
-from controlplane.web.forms import RoleForm
-
-MEMBERS_MAX = 500
+from controlplane.web.access import TenantRequest, owner_form_page, owner_order, send
+from controlplane.web.forms import MemberForm, RoleForm
 
 
-@page
+@owner_form_page
 def member_list(request: TenantRequest) -> HttpResponse:
-    return _shown(request)
+    """A POST lets somebody in; the link to choose a password is on the page that answers alone."""
+    if request.method != "POST":
+        return _shown(request)
+    form = MemberForm(request.POST)
+    if form.is_valid():
+        try:
+            actor = request.user.get_username()
+            member = member_add(tenant=request.tenant, actor=actor, **form.cleaned_data)
+            return _shown(request, link_of=member, status=201)
+        except ValidationError as error:
+            form.refuse_each(error)
+    return _shown(request, add=form, status=400)
 
 
 @owner_order
@@ -31,8 +55,32 @@ def member_role_order(request: TenantRequest, member_id: int) -> HttpResponse:
             return redirect("settings-members")
         except LastOwner as error:
             form.refuse("role", str(error))
-            return _shown(request, {member_id: form}, 409)
-    return _shown(request, {member_id: form}, 400)
+            return _shown(request, forms={member_id: form}, status=409)
+    return _shown(request, forms={member_id: form}, status=400)
+
+
+@owner_order
+def member_link_order(request: TenantRequest, member_id: int) -> HttpResponse:
+    """Answers with the page, and the link on it."""
+    member = _member(request.tenant, member_id)
+    try:
+        return _shown(request, link_of=member)
+    except MemberError as error:
+        return _refused(request, member, error)
+
+
+@owner_order
+def member_active_order(request: TenantRequest, member_id: int, verb: str) -> HttpResponse:
+    """`verb`: activate or deactivate."""
+    member, actor = _member(request.tenant, member_id), request.user.get_username()
+    try:
+        if verb == "activate":
+            member_activate(member=member, actor=actor)
+        else:
+            member_deactivate(member=member, actor=actor, now=timezone.now())
+    except LastOwner as error:
+        return _refused(request, member, error)
+    return redirect("settings-members")
 
 
 @owner_order
@@ -41,23 +89,36 @@ def member_remove_order(request: TenantRequest, member_id: int) -> HttpResponse:
     try:
         member_remove(member=member, actor=request.user.get_username())
     except LastOwner as error:
-        form = _form(member)
-        form.cleaned_data = {}
-        form.refuse("role", str(error))
-        return _shown(request, {member_id: form}, 409)
+        return _refused(request, member, error)
     return redirect("settings-members")
 
 
+def _refused(request: TenantRequest, member: Membership, error: MemberError) -> HttpResponse:
+    form = _form(member)
+    form.cleaned_data = {}
+    form.refuse("role", str(error))
+    return _shown(request, forms={member.pk: form}, status=409)
+
+
 def _shown(
-    request: TenantRequest, forms: dict[int, RoleForm] | None = None, status: int = 200
+    request: TenantRequest,
+    *,
+    add: MemberForm | None = None,
+    forms: dict[int, RoleForm] | None = None,
+    link_of: Membership | None = None,
+    status: int = 200,
 ) -> HttpResponse:
-    """The list; `forms` are those with something wrong in them."""
-    wrong = forms or {}
-    members = members_of(request.tenant)
-    rows = [(row, wrong.get(row.pk) or _form(row)) for row in members[:MEMBERS_MAX]]
+    """The list; `forms` are those with something wrong in them, `link_of` is given a link."""
+    wrong, secret = forms or {}, ""
+    if link_of is not None:
+        secret = password_link(member=link_of, actor=request.user.get_username())
+    members = members_of(request.tenant)[:MEMBERS_PER_TENANT_MAX]
     context = {
-        "rows": rows,
-        "more": max(0, members.count() - MEMBERS_MAX),
+        "rows": [(row, wrong.get(row.pk) or _form(row)) for row in members],
+        "form": add or MemberForm(),
+        "invited": link_of,
+        "secret": secret,
+        "until": timezone.now() + timedelta(seconds=settings.PASSWORD_RESET_TIMEOUT),
         "page_state": "none",
     }
     return send(request, "settings/members.html", context, status=status)

@@ -42,6 +42,7 @@ def ui(request: TenantRequest) -> HttpResponse:
         "first": FirstRun(
             tokens=True, agent=False, telemetry=True, objective=False,
             otlp_url="http://127.0.0.1:4318", web_url="http://127.0.0.1:8000",
+            grpc_address="127.0.0.1:4317",
         ),
         "page_state": "none",
     }  # fmt: skip

@@ -11,8 +11,10 @@ from controlplane.fleet.models import Engine
 from controlplane.web.fleet import Cell
 from controlplane.web.heat import BOUNDS_S, Heat, heat
 from controlplane.web.knobs import KnobRow, configuration
+from controlplane.web.measures import Filling
 from controlplane.web.pages.traces import TraceRow, rows_of
 from controlplane.web.samples.incidents import NOW, ago
+from controlplane.web.templatetags.ui import part
 from tracing.types import HeatCell, Span, TraceSearch
 
 
@@ -26,7 +28,7 @@ def cells() -> list[Cell]:
         ("lost", ""),
         ("stopped", ""),
     )
-    return [
+    by_state = [
         Cell(
             f"sample-{state}",
             f"engine-{i}",
@@ -37,6 +39,12 @@ def cells() -> list[Cell]:
         )
         for i, (state, word) in enumerate(states)
     ]
+    shares = ((0.04, 1), (0.3, 2), (0.62, 4), (1.0, 5))
+    by_measure = [
+        replace(by_state[0], key=f"sample-{level}", filling=Filling(share, level, part(share)))
+        for share, level in shares
+    ]
+    return [*by_state, *by_measure, replace(by_state[0], key="sample-none", unmeasured=True)]
 
 
 def knob_rows() -> tuple[KnobRow, ...]:

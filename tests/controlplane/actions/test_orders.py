@@ -69,6 +69,8 @@ def test_an_approved_proposal_goes_its_way_and_the_log_names_who_said_yes(world:
     action_approve(action=action, actor="ada", now=world.now)
     until(world, action, State.VERIFIED)
     assert world.plant.values["max_num_seqs"] == 32
+    assert action.incident is not None
+    assert [d.cured for d in action.incident.diagnoses.filter(cause=action.cause)][-1]
     entry = AuditEntry.objects.get(subject=str(action.pk), verb="approved")
     assert entry.actor == "ada"
     assert audit.verify(world.tenant).holds

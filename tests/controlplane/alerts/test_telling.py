@@ -12,7 +12,7 @@ from controlplane.alerts.models import Channel, Delivery, Silence
 from controlplane.alerts.services import silence_create, silence_end
 from controlplane.alerts.telling import incident_tell, incidents_to_tell
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.selectors import Story
+from controlplane.diagnosis.selectors import Hit, Story
 from slo.burn import PAIRS
 from slo.models import Objective
 from tests.controlplane.alerts.receiver import NOW
@@ -319,6 +319,13 @@ def test_a_group_is_told_as_one(incident: Incident) -> None:
     assert say(part, NOW + 2 * HOUR) == []
     assert say(incident, NOW + 2 * HOUR) == ["resolved"]
     assert newest()["lasted_s"] == 2 * 3600
+
+
+def test_what_a_story_has_told_of_a_part_is_not_said_again(incident: Incident) -> None:
+    part = another(incident, "tpot", part_of=incident)
+    hits = [Hit(incident, "TTFT", 184, 412), Hit(part, "TPOT", 3, 412)]
+    say(incident, NOW, story=Story(what=f"{WHAT}; 3 of 412 missed “TPOT”", hits=hits))
+    assert newest()["text"] == f"{WHAT}; 3 of 412 missed “TPOT”."
 
 
 def test_one_told_by_itself_before_it_joined_is_ended_by_itself(incident: Incident) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from controlplane.demo.__main__ import house_for, in_the_way
 from controlplane.demo.house import Ports
-from controlplane.demo.processes import Processes, running, started_at, stop_recorded
+from controlplane.demo.options import options
+from controlplane.demo.processes import STORIES, Processes, running, started_at, stop_recorded
 from controlplane.demo.receiver import BODY_BYTES_MAX, Receiver
+from controlplane.demo.scenarios import SCENARIOS
 from controlplane.demo.screen import WIDTH, Screen
 from controlplane.demo.story import sentences
 
@@ -28,10 +33,58 @@ def test_a_box_is_as_wide_as_the_screen_and_breaks_no_link(
     assert any(link in line for line in lines)
 
 
+def test_lines_are_as_wide_as_a_narrow_terminal_and_go_on_below_their_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    screen = Screen()
+    screen.event("word " * 20)
+    screen.box("a title " * 20, ["   +5 s  told   " + "word " * 20], hang=16)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) == 50
+    assert lines[1].startswith(" " * 10 + "word")
+    assert lines[5].startswith("│ " + " " * 16 + "word")
+
+
+def test_who_stops_reading_ends_the_demo_without_an_error(tmp_path: Path) -> None:
+    script = (
+        "from controlplane.demo.screen import Gone, Screen\n"
+        "import sys\n"
+        "screen = Screen(every_s=0)\n"
+        "try:\n"
+        "    for at in range(100_000):\n"
+        "        screen.progress(float(at), 'going well')\n"
+        "except Gone:\n"
+        "    screen.say('Stopping.')\n"
+        "    sys.exit(3)\n"
+    )
+    reader, writer = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", script], stdout=writer,
+                          stderr=subprocess.PIPE) as child:  # fmt: skip
+        os.close(writer)
+        os.read(reader, 100)
+        os.close(reader)
+        assert child.stderr is not None
+        assert (child.stderr.read(), child.wait(30)) == (b"", 3)
+
+
+def test_threads_print_no_line_into_a_box_of_another(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    boxes = [threading.Thread(target=screen.box, args=(f"{n}", ["x"] * 20)) for n in range(8)]
+    for each in boxes:
+        each.start()
+    for each in boxes:
+        each.join()
+    edges = "".join(line[0] for line in capsys.readouterr().out.splitlines())
+    assert edges == ("┌" + "│" * 20 + "└") * 8
+
+
 def test_a_chat_message_is_printed_with_its_links(capsys: pytest.CaptureFixture[str]) -> None:
     Screen().chat({"title": "late", "text": "because of this", "incident_url": "http://x/i/1/"})
+    Screen().chat({"title": "9 late", "text": "9 late. Because of this."})
     shown = capsys.readouterr().out
     assert "chat: late" in shown
+    assert shown.count("9 late") == 1
     assert "because of this" in shown
     assert "http://x/i/1/" in shown
 
@@ -56,10 +109,23 @@ def test_the_story_tells_detection_cause_action_and_end_in_order() -> None:
     incident = {
         "id": "i", "what": "9 of 10 late", "because": "a cap", "cause": "running_cap_too_small",
         "state": "closed", "closed_at": "2026-01-01T00:05:00Z", "objective": "chat-ttft",
+        "part_of": None, "reopened": 0,
     }  # fmt: skip
     action = {"id": "a", "state": "verified", "sentence": "Kept max_num_seqs from 8 to 32"}
     told = [sentence for _, sentence in sentences([incident], [action])]
     assert [line[0] for line in told] == ["▲", " ", "◆", "●"]
+    back = sentences([incident | {"state": "open", "reopened": 1}], [])
+    assert back[0] == (("i", "opened 1"), "▲ detected again: 9 of 10 late")
+    part = incident | {"id": "p", "part_of": "i"}
+    assert [s[0] for _, s in sentences([part, incident], [])] == ["▲", " ", "▲", "●", "●"]
+
+
+def test_a_change_on_its_way_is_one_step_of_the_story_until_it_is_done() -> None:
+    keys = {
+        state: sentences([], [{"id": "a", "state": state, "sentence": ""}])[0][0][1]
+        for state in ("proposed", "dispatched", "applied", "verifying", "verified")
+    }
+    assert list(keys.values()) == ["proposed", "proposed", "applied", "applied", "verified"]
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
@@ -69,6 +135,34 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         assert Ports(receiver=port).taken()[-1] == f"receiver {port}"
     finally:
         receiver.close()
+
+
+def test_a_demo_that_runs_and_a_taken_port_are_named_with_the_way_out(tmp_path: Path) -> None:
+    receiver = Receiver(0, lambda message: None)
+    ports = Ports(receiver=receiver.server.server_port)
+    chosen = options(["--home", str(tmp_path)])
+    children = Processes(tmp_path / STORIES / "burst")
+    try:
+        assert f"Ports in use: receiver {ports.receiver}. Is a" in in_the_way(chosen, ports)
+        children.start("engine", [sys.executable, "-c", "import time; time.sleep(60)"], {})
+        told = in_the_way(chosen, ports)
+        assert f"A demo runs over {tmp_path} already (engine). `make stop` ends it" in told
+    finally:
+        children.stop()
+        receiver.close()
+    assert in_the_way(chosen, Ports.free()) == ""
+
+
+def test_a_story_begins_in_a_house_of_its_own_with_nothing_of_the_last(tmp_path: Path) -> None:
+    chosen = options(["--home", str(tmp_path), "--scenario", "burst", "--pace", "fast"])
+    scenario = SCENARIOS["burst"]
+    first = house_for(scenario, chosen, Ports())
+    (first.home / "db.sqlite3").write_text("old")
+    again = house_for(scenario, chosen, Ports())
+    assert again.home == tmp_path / STORIES / "burst"
+    assert not (again.home / "db.sqlite3").exists()
+    assert again.settings["TRIMTAB_CONTROL_WINDOW_S"] == "3.75"
+    assert house_for(None, chosen, Ports()).home == tmp_path
 
 
 def test_a_recorded_process_is_ended_and_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:

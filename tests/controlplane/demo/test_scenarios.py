@@ -1,4 +1,4 @@
-"""The table of scenarios, and the story told at the end."""
+"""The table of scenarios: what arrives, and what is said of it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.demo.closing import lines, moments
 from controlplane.demo.scenarios import LONG_PROMPT_TOKENS, SCENARIOS, Scenario
-from controlplane.demo.supervisor import Outage
 from controlplane.diagnosis.cause import causes
 from engine.load import PROMPT_TOKENS_MAX, Request
-from engine.replay import Record, Replayer, Status, summarise
+from engine.replay import Replayer
 
 ROOT = Path(__file__).parents[3]
 EACH = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
@@ -66,27 +64,3 @@ def test_a_priority_is_sent_as_a_header_and_a_long_prompt_whole() -> None:
     assert prompt is not None
     assert len(prompt[1]) == LONG_PROMPT_TOKENS - 1
     assert "X-Priority" not in replayer.message(Request(0.0, 8, 8, "a")).decode()
-
-
-def test_the_story_is_told_in_order_in_seconds_since_it_began() -> None:
-    incident = {
-        "opened_at": "2026-01-01T00:01:00+00:00", "what": "9 of 10 late", "no_action": "",
-        "closed_at": "2026-01-01T00:03:00+00:00", "objective": "chat-ttft",
-        "diagnoses": [
-            {"made_at": "2026-01-01T00:01:05+00:00", "cause": "slow_host", "because": "steps"}
-        ],
-    }  # fmt: skip
-    old = {**incident, "opened_at": "2025-12-31T00:00:00+00:00", "diagnoses": [],
-           "closed_at": None}  # fmt: skip
-    delivery = {"state": "sent", "sent_at": "2026-01-01T00:01:06+00:00", "event": "opened",
-                "title": "late"}  # fmt: skip
-    midnight = 1767225600.0
-    told = moments(midnight + 30, midnight, [incident, old], [], [delivery])
-    assert [(at, step) for at, step, _ in told] == [
-        (30, "detected"), (35, "explained"), (36, "told"), (150, "over"),
-    ]  # fmt: skip
-    record = Record(Request(0.0, 8, 8, "a"), status=Status.LOST)
-    shown = lines([(0.0, "It broke.")], told, [Outage("agent", 1.0, 3.5)], summarise([record]))
-    assert shown[0].split() == ["+0", "s", "·", "It", "broke."]
-    assert "agent after 2.5 s" in shown[5]
-    assert shown[-1].split() == ["lost", "1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,9 @@ def test_a_hand_edit_is_named_with_who_and_put_back_to_the_very_value() -> None:
     found = examine("config_changed_by_hand", engine, TTFT)
     assert found.score >= 0.9, refuted_by(found)
     assert "alice changed max_num_seqs from 20 to 4 at 00:03:05 UTC" in found.because
+    assert re.search(
+        r"time in the queue went from [\d.]+ ms to [\d.]+ s|waiting went", found.because
+    )
     (wish,) = found.remedy
     assert (wish.knob, wish.to, wish.exact) == ("max_num_seqs", 20, True)
 

@@ -7,9 +7,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from controlplane.accounts.models import Tenant
-from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.selectors import story as tell
-from controlplane.diagnosis.services import incident_update, incidents_lapse, window_is_good
+from controlplane.diagnosis.services import (
+    diagnosis_confirm,
+    incident_update,
+    incidents_lapse,
+    window_is_good,
+)
 from controlplane.diagnosis.staging import scene_of
 from slo.budget import Counts, window_is_bad
 from slo.burn import PairState
@@ -339,3 +344,38 @@ def test_a_burn_pair_opens_only_while_windows_are_not_good() -> None:
 )
 def test_good_is_what_a_kept_promise_would_show(bad: int, total: int, good: bool) -> None:
     assert window_is_good(Counts(total - bad, total), 0.95) is good
+
+
+def explained(incident: Incident, cause: str, at: datetime) -> None:
+    Diagnosis.objects.create(
+        incident=incident, cause=cause, score=0.0, because=f"of {cause}", made_at=at,
+        window_start=at, window_end=at,
+    )  # fmt: skip
+
+
+def test_an_unknown_rest_takes_nothing_back_from_what_a_kept_change_cured() -> None:
+    ttft = Story()
+    ttft.judge(90)
+    incident = ttft.judge(90)
+    assert incident is not None
+    explained(incident, "running_cap_too_small", ttft.now())
+    explained(incident, "unknown", ttft.now(4))
+    assert tell(incident).cause == "unknown"
+    for _ in range(2):
+        diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(3))
+    assert tell(incident).cause == "running_cap_too_small"
+    explained(incident, "slow_host", ttft.now(8))
+    assert tell(incident).cause == "slow_host"
+
+
+def test_what_was_cured_before_an_incident_came_back_does_not_explain_why() -> None:
+    ttft = Story()
+    ttft.judge(90)
+    incident = ttft.judge(90)
+    assert incident is not None
+    explained(incident, "slow_host", ttft.now())
+    diagnosis_confirm(incident=incident, cause="slow_host", acted_at=ttft.now())
+    incident.bad_again_since = ttft.now(10)
+    incident.save()
+    explained(incident, "unknown", ttft.now(12))
+    assert tell(incident).cause == "unknown"

@@ -1,21 +1,28 @@
 """What a tenant that has lived with Trimtab for a while has beside its story: a contract, actions
-of other days, silences, tokens, more members and channels."""
+of other days, silences, tokens, more members and channels, policies, and what fell silent."""
 
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from controlplane.accounts.models import Membership
 from controlplane.accounts.services import token_create, token_revoke
 from controlplane.actions.models import Action, Priority, State, Transition
+from controlplane.actions.policies import freeze, policy_set
 from controlplane.alerts.models import Channel, Delivery
 from controlplane.alerts.services import channel_create, silence_create, silence_end
+from controlplane.fleet.services import sync
+from slo.budget import Counts
 from slo.contracts import contract_declare
 from slo.models import Settlement
 from slo.penalty import period_of
-from tests.controlplane.web.world import World, end, member
+from slo.readings import Measured, readings_book
+from slo.services import objective_apply
+from tests.controlplane.web.world import WINDOW_S, World, end, heartbeat, member, windows
+from tracing.types import Signal
 
 CONTRACT = {
     "slug": "chat-gold", "name": "Chat, gold", "provider": "Platform team",
@@ -130,3 +137,54 @@ def reach(world: World) -> None:
         event="reminded", state="silenced", silence=held, message={"title": "Still", "text": "so"},
         next_try_at=at, created_at=at,
     )  # fmt: skip
+
+
+def rule(world: World) -> None:
+    """Policies of every kind of scope, and a freeze."""
+    now, tenant = world.now, world.tenant
+    begin, end_ = now + timedelta(hours=3), now + timedelta(hours=9)
+    hours = {"from": f"{begin:%H:%M}", "until": f"{end_:%H:%M}", "days": ["fri", "sat"]}
+    for scope, values in (
+        ({}, {"cool_down_harmful_s": 1200, "quiet_hours": hours}),
+        ({"service": "chat"}, {"bounds": {"max_num_seqs": {"minimum": 4, "maximum": 64},
+                                          "graph_capture": {"choices": ["on"]}}}),
+        ({"engine": "engine-0"}, {"steps_max": 1, "barrier": False}),
+    ):  # fmt: skip
+        policy_set(tenant=tenant, actor="ada", now=now, values=values, **scope)
+    freeze(
+        tenant=tenant, actor="ada", now=now, reason="moving racks", service="code",
+        until=now + timedelta(hours=2),
+    )  # fmt: skip
+
+
+def grow_old(world: World) -> None:
+    """What is not as it should be: a node that fell silent, one stopped by hand with an engine its
+    agent cannot read, an objective nothing was heard of for six minutes."""
+    tenant, now = world.tenant, world.now
+    silent = now - timedelta(minutes=6)
+    usual = heartbeat(silent).engines[0]
+    lost = replace(usual, name="engine-1", changed_by="cli/grace")
+    mute = replace(
+        usual, name="engine-2", service="code", reachable=False, values={}, knobs={},
+        error="connection refused: http://127.0.0.1:8102/v1/runtime_config",
+    )  # fmt: skip
+    for agent, name, at, engine, more in (
+        ("a-2", "node-b", silent, lost, {}),
+        ("a-3", "node-c", now, mute, {"kill_switch": True, "spool_dropped_total": 3}),
+    ):
+        beat = replace(
+            heartbeat(at), agent_id=agent, boot_id=f"b-{agent}", node=name, engines=[engine],
+            gpus=[], gpu_status="no GPU: NVML library not found", **more,
+        )  # fmt: skip
+        sync(tenant=tenant, request=beat, now=at)
+    old = objective_apply(
+        tenant=tenant,
+        spec={"slug": "code-ttft", "name": "First token of code within 2 s", "target": 0.98,
+              "indicator": "latency", "service": "code", "window_days": 7,
+              "spec": {"metric": "vllm:time_to_first_token_seconds", "threshold_ms": 2000}},
+    )  # fmt: skip
+    measured = [
+        Measured(end - timedelta(minutes=6), Counts(99, 100), Signal.OK)
+        for end in windows(world, 20)
+    ]
+    readings_book(objective=old, scope="", window_s=WINDOW_S, measured=measured)

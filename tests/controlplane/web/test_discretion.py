@@ -10,8 +10,9 @@ from controlplane.web.discretion import LinksHidden
 @pytest.mark.parametrize(
     ("message", "arguments", "logged"),
     [
-        ("%s: %s", ("Bad Request", "/a/approve.s3cret/"), "Bad Request: /a/…/"),
-        ("Forbidden: https://t.example/a/s3cret/", (), "Forbidden: https://t.example/a/…/"),
+        ("%s: %s", ("Bad Request", "/a/approve.s3cret/"), "Bad Request: /a/…"),
+        ("Forbidden: https://t.example/a/s3cret/", (), "Forbidden: https://t.example/a/…"),
+        ("Forbidden: %s", ("/welcome/MQ/c4x-5ec/",), "Forbidden: /welcome/…"),
         ("Not Found: %s", ("/incidents/7/",), "Not Found: /incidents/7/"),
     ],
 )

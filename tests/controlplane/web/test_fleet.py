@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -132,3 +133,31 @@ def test_queries_do_not_grow_with_nodes(ada: Any, empty: World) -> None:
 def test_a_knob_stands_where_its_value_lies_within_the_bounds(knob: Any, at: Any) -> None:
     (row,) = configuration(Engine(knobs={"k": knob}), []).rows
     assert row.at == pytest.approx(at)
+
+
+# --- cells by a measure --------------------------------------------------------------------------
+
+
+def test_cells_are_coloured_by_what_was_measured(ada: Any, full: World) -> None:
+    client = ada(full)
+    said = text(client.get("/fleet/"))
+    assert 'class="reading' not in said
+    said = text(client.get("/fleet/?measure=running"))
+    engine, gpu = (cell for cell in said.split('class="cell"')[1:3])
+    share = re.search(r'class="l([1-5])" width="100%" y="([\d.]+)%" height="([\d.]+)%"', engine)
+    assert share is not None
+    running = int(re.search(r'reading num">(\d+)<', engine)[1])  # type: ignore[index]
+    cap = full.engine.values["max_num_seqs"]
+    assert abs(float(share[3]) - 100 * running / cap) < 100 / cap
+    assert "reading muted" in gpu, "what is measured of engines says nothing of a GPU"
+    assert "reading muted" in text(client.get("/fleet/?measure=kv")).split('class="cell"')[1]
+    assert "measure=running" in text(client.get("/fleet/?measure=running&part=all"))
+
+
+def test_a_measure_nobody_knows_is_not_there(ada: Any, empty: World) -> None:
+    assert ada(empty).get("/fleet/?measure=beauty").status_code == 404
+
+
+def test_measures_are_the_tenants_own(ada: Any, full: World) -> None:
+    said = text(ada(world("other"), "eve").get("/fleet/?measure=running"))
+    assert 'class="reading num"' not in said

@@ -65,8 +65,11 @@ def test_the_switch_leads_nowhere_else(client: Client, db: None) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["/", "/objectives/ttft/", "/incidents/", "/traces/", "/fleet/"]
-)
+    "address",
+    ["/", "/objectives/ttft/", "/incidents/", "/traces/", "/fleet/?measure=running", "/policies/",
+     "/policies/edit/", "/policies/edit/?engine=engine-0", "/settings/channels/",
+     "/settings/silences/", "/settings/tokens/", "/settings/members/", "/settings/password/"],
+)  # fmt: skip
 def test_no_english_is_left_in_chinese_pages(ada: Any, full: World, address: str) -> None:
     """Words of the field, names, commands and what is stored may stay; English sentences not."""
     said = text(ada(full).get(address, **CHINESE))

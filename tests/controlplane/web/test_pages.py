@@ -54,6 +54,14 @@ def test_first_run_shows_what_to_type(ada: Any, db: None) -> None:
     assert "Not everything is connected yet." in said
     assert "trimtab agent --node node-a" in said
     assert "http://127.0.0.1:4318" in said
+    assert "<code>127.0.0.1:4317</code> (gRPC)" in said
+
+
+def test_first_run_names_no_door_that_is_shut(ada: Any, settings: Any, db: None) -> None:
+    settings.TRIMTAB_OTLP_GRPC_PORT = 0
+    made = world()
+    made.engine.delete()
+    assert "(gRPC)" not in text(ada(made).get("/"))
 
 
 def test_first_run_steps_turn_green_by_themselves(ada: Any, db: None) -> None:

@@ -16,7 +16,7 @@ from controlplane.web.pages import settings_audit
 from tests.controlplane.alerts.conftest import receiver  # noqa: F401 -- a fixture
 from tests.controlplane.alerts.receiver import Receiver
 from tests.controlplane.web.furnished import furnish, reach
-from tests.controlplane.web.world import World, world
+from tests.controlplane.web.world import PASSWORD, World, world
 
 PAGES = ("channels", "deliveries", "silences", "tokens", "members", "audit")
 PATH = "T0KEN-in-the-path"
@@ -60,7 +60,7 @@ def test_a_viewer_sees_everything_and_no_form(ada: Any, full: World, page: str) 
     Membership.objects.filter(user__username="ada").update(role=Membership.Role.VIEWER)
     main = text(client.get(f"/settings/{page}/")).partition("<main")[2].partition("</main")[0]
     assert 'method="post"' not in main
-    if page not in ("deliveries", "audit", "members"):
+    if page not in ("deliveries", "audit"):
         assert client.post(f"/settings/{page}/", {}).status_code == 403
 
 
@@ -75,7 +75,8 @@ def test_who_may_come_in_is_the_owners_to_say(ada: Any, full: World, page: str) 
     assert member is not None
     for address in (
         "tokens/", f"tokens/{token.pk}/revoke/", f"members/{member.pk}/role/",
-        f"members/{member.pk}/remove/",
+        f"members/{member.pk}/remove/", "members/", f"members/{member.pk}/link/",
+        f"members/{member.pk}/deactivate/", f"members/{member.pk}/activate/",
     ):  # fmt: skip
         assert client.post(f"/settings/{address}", {"role": "owner"}).status_code == 403
     assert Token.objects.filter(revoked_at=None).count() == 2
@@ -90,7 +91,7 @@ def test_another_tenants_things_do_not_exist(ada: Any, full: World) -> None:
     client = ada(world("other"), "eve")
     Membership.objects.filter(user__username="eve").update(role=Membership.Role.OWNER)
     verbs = {"channels": ("test", "remove"), "silences": ("end",), "tokens": ("revoke",),
-             "members": ("role", "remove")}  # fmt: skip
+             "members": ("role", "remove", "link", "activate", "deactivate")}  # fmt: skip
     for noun, thing in theirs.items():
         assert thing is not None
         for verb in verbs[noun]:
@@ -152,6 +153,35 @@ def test_a_channel_is_changed_and_keeps_what_was_left_empty(owner: Client) -> No
     taken = owner.post(address, {**form, "name": "chat-oncall"})
     assert "is taken" in text(taken, 400)
     assert PATH not in taken.content.decode()
+
+
+def test_a_secret_is_replaced_and_taken_away(owner: Client) -> None:
+    owner.post("/settings/channels/", channel("https://relay.example/x"))
+    made = Channel.objects.get(name="oncall")
+    address = f"/settings/channels/{made.pk}/"
+    form = {"name": "oncall", "severity_min": "page", "remind_minutes": "0", "enabled": "on"}
+    said = text(owner.post(address, {**form, "signing": "new"}))
+    shown = re.search(r"whsec_[A-Za-z0-9+/=]+", said)
+    assert shown is not None
+    assert Channel.objects.get(pk=made.pk).secret == shown[0] != made.secret
+    assert shown[0] not in text(owner.get(address))
+    typed = "whsec_" + "A" * 40
+    both = owner.post(address, {**form, "signing": "new", "secret": typed})
+    assert list(both.context["form"].errors) == ["secret"], text(both, 400)
+    assert owner.post(address, {**form, "secret": typed}).status_code == 302
+    assert Channel.objects.get(pk=made.pk).secret == typed
+    assert owner.post(address, {**form, "signing": "none"}).status_code == 302
+    assert Channel.objects.get(pk=made.pk).secret == ""
+    assert "signed</" not in text(owner.get(address))
+    assert "not signed any more" not in text(owner.get(address))
+
+
+def test_a_kind_that_does_not_sign_is_not_asked_for_a_secret(owner: Client) -> None:
+    url = "https://hooks.slack.com/services/T0000/B0000/xxxxxxxxxxxxxxxxxxxxxxxx"
+    owner.post("/settings/channels/", channel(url, kind="slack"))
+    made = Channel.objects.get(name="oncall")
+    form = owner.get(f"/settings/channels/{made.pk}/").context["form"]
+    assert not {"secret", "signing"} & set(form.fields)
 
 
 def test_a_test_shows_what_came_of_it(owner: Client, receiver: Receiver) -> None:  # noqa: F811
@@ -268,6 +298,70 @@ def test_the_last_owner_stays(owner: Client, verb: str, form: dict[str, str]) ->
     assert Membership.objects.get().role == "owner"
     bad = owner.post(f"/settings/members/{ada.pk}/role/", {"role": "queen"})
     assert "queen" in text(bad, 400)
+
+
+def test_somebody_is_let_in_by_a_link_shown_once(owner: Client) -> None:
+    said = text(owner.post("/settings/members/", {"name": "grace", "role": "operator"}), 201)
+    link = re.search(r"https?://[^<]+/welcome/[^<]+/", said)
+    assert link is not None
+    assert "it is shown this once" in said
+    for page in ("members", "audit"):
+        assert "/welcome/" not in text(owner.get(f"/settings/{page}/"))
+    path = "/" + link[0].split("/", 3)[3]
+    browser = Client()
+    opened = browser.get(path, follow=True)
+    assert "Welcome, grace" in text(opened)
+    form = {"new_password1": "tide-and-time-1", "new_password2": "tide-and-time-2"}
+    inside = opened.redirect_chain[-1][0]
+    assert list(browser.post(inside, form).context["form"].errors) == ["new_password2"]
+    form["new_password2"] = form["new_password1"]
+    assert browser.post(inside, form)["Location"] == "/"
+    assert 'class="who"' in text(browser.get("/"))
+    assert "This link has ended." in text(Client().get(path), 410)
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [({"name": "ada", "role": "viewer"}, "name"), ({"name": "a b", "role": "viewer"}, "name"),
+     ({"name": "", "role": "viewer"}, "name"), ({"name": "eve", "role": "queen"}, "role")],
+)  # fmt: skip
+def test_who_cannot_be_let_in_is_said_beside_the_field(
+    owner: Client, form: dict[str, str], field: str
+) -> None:
+    answer = owner.post("/settings/members/", form)
+    assert list(answer.context["form"].errors) == [field], text(answer, 400)
+    assert Membership.objects.count() == 1
+
+
+def test_a_member_is_deactivated_and_activated(owner: Client, full: World) -> None:
+    furnish(full)
+    grace = Membership.objects.get(user__username="grace")
+    address = f"/settings/members/{grace.pk}"
+    assert owner.post(f"{address}/deactivate/").status_code == 302
+    assert ">deactivated<" in text(owner.get("/settings/members/"))
+    assert "grace is deactivated" in text(owner.post(f"{address}/link/"), 409)
+    assert owner.post(f"{address}/activate/").status_code == 302
+    assert "/welcome/" in text(owner.post(f"{address}/link/"))
+
+
+def test_a_person_changes_the_own_password(client: Client, ada: Any, full: World) -> None:
+    ada(full)
+    Membership.objects.update(role=Membership.Role.VIEWER)
+    elsewhere = Client()
+    assert elsewhere.login(username="ada", password=PASSWORD)
+    form = {"old_password": "wrong", "new_password1": "short", "new_password2": "short"}
+    answer = client.post("/settings/password/", form)
+    assert set(answer.context["form"].errors) == {"old_password", "new_password2"}
+    assert answer.status_code == 400
+    form = {"old_password": PASSWORD, "new_password1": "a-new-tide-9"}
+    form["new_password2"] = form["new_password1"]
+    answer = client.post("/settings/password/", form)
+    assert "Your password is changed." in text(client.get(answer["Location"]))
+    assert elsewhere.get("/").status_code == 302
+    assert Client().login(username="ada", password="a-new-tide-9")
+    told = AuditEntry.objects.get(noun="password")
+    assert (told.actor, told.verb, told.subject) == ("ada", "changed", "ada")
+    assert "tide" not in str(told.detail)
 
 
 # --- audit ----------------------------------------------------------------------------------------

@@ -1,0 +1,142 @@
+"""The command line of `trimtab demo`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from controlplane.demo.house import Ports
+from controlplane.demo.pace import PACES
+from controlplane.demo.scenarios import CALM, SCENARIOS
+from controlplane.demo.screen import hung, width
+from engine.load import BURST_LOAD, LENGTH_DIVISOR, OUTPUT_TOKENS_MAX, PROMPT_TOKENS_MAX
+
+ROOT = Path(__file__).resolve().parents[2]
+MINUTES = 30.0
+QUIET_WINDOWS = 12  # control windows: 3 minutes at the normal pace
+ABOUT = "Control plane, engine, agent and load on this machine: watch the loop close."
+ABOUT_LOAD = (
+    "Arrivals and lengths have the statistics of the Azure LLM inference trace 2023 "
+    f"(conversation); lengths ÷ {LENGTH_DIVISOR}, at most {PROMPT_TOKENS_MAX} in and "
+    f"{OUTPUT_TOKENS_MAX} out. After the shift, a quarter of the time brings {BURST_LOAD:g} "
+    "times the mean, as when a crowd comes at once."
+)
+
+
+def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What was asked for; a wrong command line ends with status 2, saying what is allowed."""
+    parser = argparse.ArgumentParser(
+        prog="trimtab demo",
+        description=textwrap.fill(ABOUT, width()),
+        epilog=f"{textwrap.fill(ABOUT_LOAD, width())}\n\nscenarios:\n{listed()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_story(parser)
+    _add_load(parser)
+    parser.add_argument("--model", default="1.3m", choices=["1.3m", "8m"])
+    parser.add_argument(
+        "--home",
+        type=Path,
+        default=Path(os.environ.get("TRIMTAB_HOME", ROOT / "var")),
+        help="state folder (default: TRIMTAB_HOME or ./var); a scenario begins afresh in "
+        "scenarios/NAME below it",
+    )
+    for name, number in vars(Ports()).items():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}-port", type=port, default=number, metavar="PORT",
+            help=f"default: {number}",
+        )  # fmt: skip
+    chosen = parser.parse_args(argv)
+    if chosen.scenario and chosen.trace:
+        parser.error("--trace: not with --scenario, which brings a load of its own")
+    if chosen.quiet_min is None:
+        chosen.quiet_min = QUIET_WINDOWS * PACES[chosen.pace].window_s / 60
+    if chosen.minutes is not None and chosen.minutes <= chosen.quiet_min:
+        parser.error(
+            f"--minutes: got {chosen.minutes:g}, allowed: more than the "
+            f"{chosen.quiet_min:g} before the shift (--quiet-min)"
+        )
+    named: dict[int, str] = {}
+    for name in vars(Ports()):
+        number = getattr(chosen, f"{name}_port")
+        if other := named.get(number):
+            parser.error(f"--{name.replace('_', '-')}-port: {number} is the {other} port already")
+        named[number] = name
+    return chosen
+
+
+def _add_story(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scenario", choices=SCENARIOS, metavar="NAME",
+        help="play one story to its end and tell it; ends with 0 only if no request was lost and "
+        "none answered twice",
+    )  # fmt: skip
+    parser.add_argument(
+        "--pace", choices=PACES, default="normal",
+        help="fast: every time of the control loop divided by four (default: normal)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quiet-min", type=above_0, metavar="MINUTES",
+        help=f"before the shift (default: {QUIET_WINDOWS} control windows, which are 3 minutes, "
+        "or 45 s at the fast pace)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--minutes", type=above_0,
+        help="in all (default: 30, of a scenario its story)",
+    )  # fmt: skip
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--calm", type=above_0, metavar="SHARE",
+        help="load before the shift, as a share of this machine's capacity "
+        f"(default: the scenario's; without one {CALM:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--load", type=above_0, metavar="SHARE",
+        help="load after the shift, likewise (default: the scenario's; without one "
+        f"{SCENARIOS['burst'].load:g}, in bursts)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=whole, default=1, help="seed of arrivals and lengths")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="replay the published Azure CSV instead"
+    )
+    parser.add_argument(
+        "--scale", type=above_0, default=1.0, help="of a trace: how much faster than recorded"
+    )
+
+
+def listed() -> str:
+    """For `--help`: each scenario in a sentence."""
+    longest = max(map(len, SCENARIOS))
+    return "\n".join(
+        line
+        for name, each in SCENARIOS.items()
+        for line in hung(f"  {name:<{longest}}  ", each.about, width())
+    )
+
+
+def above_0(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a number above 0")
+    return number
+
+
+def whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a whole number from 0 on")
+    return int(text)
+
+
+def port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: 1 to 65535")
+    return int(text)
