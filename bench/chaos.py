@@ -157,8 +157,8 @@ def inside(house: House, *arguments: str, stdin: str = "") -> Any:
     return json.loads(done.stdout)
 
 
-def start_changes(house: House, seed: int, pace: Pace) -> None:
-    verb = [*INSIDE, "changes", str(seed), *map(str, pace.ttl_s)]
+def start_changes(house: House, seed: int, pace: Pace, engines: Sequence[str] = ()) -> None:
+    verb = [*INSIDE, "changes", str(seed), *map(str, pace.ttl_s), *engines]
     house.processes.start("changes", verb, house.env)
 
 
@@ -206,10 +206,20 @@ class Verdict:
         return int(not passed)
 
 
-def rage(storm: Storm, strikes: list[Strike], progress: Callable[[], str]) -> None:
-    """Every strike of the schedule, one line each, with what `progress` has to say."""
+def rage(
+    storm: Storm,
+    strikes: list[Strike],
+    progress: Callable[[], str],
+    ready: Callable[[int], bool] = lambda number: True,
+) -> None:
+    """Every strike of the schedule, one line each, with what `progress` has to say.
+
+    Strike `number`, from 1, waits until it is `ready`.
+    """
     began = time.monotonic()
     for number, strike in enumerate(strikes, start=1):
+        while not ready(number):
+            storm.watch_for(0.5)
         earlier = [o for o in storm.outages if not o.over]
         outage = storm.strike(strike)
         back = [f"{o.victim} is back after {o.ended - o.began:.1f} s" for o in earlier if o.over]

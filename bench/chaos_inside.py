@@ -1,9 +1,11 @@
 """What chaos needs a house's own database for, in processes that hold its TRIMTAB_HOME.
 
-    python bench/chaos_inside.py changes SEED TTL_S_MIN TTL_S_MAX   until SIGTERM: order changes
-    python bench/chaos_inside.py order JSON                         one command; prints its id
-    python bench/chaos_inside.py report                             commands, actions, incidents
-    python bench/chaos_inside.py spans < LEDGER                     compare the ledger to the store
+    python bench/chaos_inside.py VERB …
+
+    changes SEED TTL_S_MIN TTL_S_MAX [ENGINE…]   until SIGTERM: order changes
+    order JSON                                   one command; prints its id
+    report                                       commands, actions, incidents
+    spans < LEDGER                               compare the ledger to the store
 
 Orders go through the product's own service, as the loop's do; `spans` opens the telemetry store,
 so the control plane must have ended.
@@ -56,19 +58,33 @@ ENDS = {CommandKind.COMMIT: 0.45, CommandKind.REVERT: 0.25, None: 0.3}
 stopping = threading.Event()
 
 
-def changes(seed: int, ttl_s_min: float, ttl_s_max: float) -> None:
-    """One trial after the other: committed, reverted, or left to the agent's own timer."""
+def changes(seed: int, ttl_s: tuple[float, float], engines: list[str]) -> None:
+    """Side by side on the engines named, or on the first there is, until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    draw = random.Random(seed)
+    hands = [
+        threading.Thread(target=trials, args=(random.Random(f"{seed}/{name}"), ttl_s, name))
+        for name in engines or [""]
+    ]
+    for hand in hands:
+        hand.start()
+    for hand in hands:
+        hand.join()
+
+
+def trials(draw: random.Random, ttl_s: tuple[float, float], name: str) -> None:
+    """One trial after the other: committed, reverted, or left to the agent's own timer."""
+    engines = Engine.objects.filter(config_version__isnull=False)
+    if name:
+        engines = engines.filter(name=name)
     while not stopping.wait(draw.uniform(0.3, 2.5)):
-        engine = Engine.objects.filter(config_version__isnull=False).first()
+        engine = engines.first()
         if engine is None or (action_in_flight(engine) and draw.random() < 0.7):
             stopping.wait(1)  # the loop's own trial: mostly let it be, sometimes collide with it
             continue
         knob = draw.choice([name for name in MENU if name in engine.values])
         now_at = engine.values[knob]
         value = draw.choice([value for value in MENU[knob] if value != now_at])
-        trial(draw, engine, {knob: value}, {knob: now_at}, draw.uniform(ttl_s_min, ttl_s_max))
+        trial(draw, engine, {knob: value}, {knob: now_at}, draw.uniform(*ttl_s))
 
 
 def trial(
@@ -210,7 +226,7 @@ def spans(ledger: dict[str, list[str]]) -> dict[str, int]:
 if __name__ == "__main__":
     verb, *rest = sys.argv[1:]
     if verb == "changes":
-        changes(int(rest[0]), float(rest[1]), float(rest[2]))
+        changes(int(rest[0]), (float(rest[1]), float(rest[2])), rest[3:])
     elif verb == "order":
         print(json.dumps(order_one(rest[0])))
     elif verb == "report":

@@ -2,10 +2,11 @@
 
     python bench/conservation.py [--changes N] [--rollbacks N] [--kills N] [--seed N]
 
-A house with several engines under one agent serves a seeded load of four priorities. On each engine
-a person changes knobs through REST, hot ones and barriers, and takes some changes back; meanwhile
-agent and control plane are killed at random times, half of `--kills` each, and started again. No
-engine is killed, so nobody has an excuse: a request is answered, or refused with 429 or 503.
+A house with several engines under one agent serves a seeded load of four priorities. On some of
+them a person changes knobs through REST, hot ones and barriers, and takes half of it back; on the
+others the fleet's service orders trials that are committed, reverted or left to the agent's timer.
+Meanwhile agent and control plane are killed at random times, half of `--kills` each, and started
+again. No engine is killed: a request is answered, or refused with 429 or 503, without excuse.
 
 Counted at the client and at the engines, which must agree to the last request and token; then the
 engines against the journal, and everything ordered against what became of it.
@@ -27,7 +28,7 @@ from typing import Any
 
 import chaos_check as check
 import httpx
-from chaos import Pace, Storm, Verdict, rage, schedule, settle
+from chaos import Pace, Storm, Verdict, rage, schedule, settle, start_changes
 from hand import Hand
 from plant import Load, capacity_here, say
 from prometheus_client.parser import text_string_to_metric_families
@@ -37,13 +38,14 @@ from controlplane.demo.receiver import Receiver
 from engine.load import Request, arrivals
 from engine.replay import Record, Status
 
-ENGINES = 8  # each change waits for a pass, an agent's poll, and both again: side by side they fit
+ENGINES = 8  # a change waits for the agent's poll, a person's for passes too: side by side they fit
+HANDS = 3  # engines that persons turn
+UNDO = 0.5
 SCRAPE_S = 2  # and so long between two passes of the loop
 WINDOW_S = 15  # judging eight engines takes a while, and is not the point
 VICTIMS = ("agent", "control-plane")
-PACE = Pace(gap_s=(4.0, 16.0), action_ttl_s=90)
+PACE = Pace(gap_s=(0.0, 5.0), ttl_s=(2.0, 5.0), action_ttl_s=90)
 LOAD_S_MAX = 1_500.0
-RUN_S_MAX = 720.0  # of changes; the rest of the quarter of an hour is start and settling
 PRIORITIES = ("low", "normal", "high", "realtime")
 ENDED = (Status.OK, Status.REJECTED, Status.FAILED, Status.INTERRUPTED)
 
@@ -76,6 +78,12 @@ def counted(url: str) -> Counter[str]:
     return found
 
 
+def version(url: str) -> int:
+    """Of the configuration the engine runs."""
+    body = httpx.get(f"{url}/v1/runtime_config", timeout=10).raise_for_status().json()
+    return int(body["config_version"])
+
+
 def unbalanced(name: str, records: list[Record], engine: Counter[str]) -> list[str]:
     """Where client and engine differ; `engine` is its growth over the run."""
     client = Counter(record.status for record in records)
@@ -104,6 +112,11 @@ def orders_doubled(hands: list[Hand], report: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def taken_back(words: list[check.Word], hands: list[Hand]) -> int:
+    """Trials undone, asked for or by the timer, and kept changes that a person took back."""
+    return sum(w.trial == "reverted" for w in words) + sum(len(h.taken_back) for h in hands)
+
+
 def run(house: House, chosen: argparse.Namespace) -> int:
     rate = chosen.load * capacity_here() / ENGINES
     say(f"{ENGINES} engines, {rate:.1f} requests/s each. Starting.")
@@ -113,25 +126,38 @@ def run(house: House, chosen: argparse.Namespace) -> int:
     urls = house.engine_urls
     before = {name: counted(url) for name, url in urls.items()}
     loads = {name: Load(url, requests(chosen.seed, name, rate)) for name, url in urls.items()}
-    share = (-(-(chosen.changes - chosen.rollbacks) // ENGINES), -(-chosen.rollbacks // ENGINES))
-    hands = [Hand(house, name, chosen.seed, *share) for name in urls]
+    names = list(urls)
+    hands = [Hand(house, name, chosen.seed, UNDO) for name in names[:HANDS]]
     storm = Storm(house)
+    start_changes(house, chosen.seed, PACE, names[HANDS:])
     for thread in (*loads.values(), *hands):
         thread.start()
 
+    def changed() -> int:
+        return sum(version(url) - before[name]["version"] for name, url in urls.items())
+
+    def over() -> bool:
+        return time.monotonic() - began > 60 * chosen.minutes
+
+    def ready(number: int) -> bool:
+        """The kills are spread over the changes, however fast these come on this machine."""
+        return over() or changed() >= (number - 1) * chosen.changes / chosen.kills
+
     def progress() -> str:
-        changed, back = (sum(map(len, lists)) for lists in (
-            [h.changed for h in hands], [h.taken_back for h in hands]
-        ))  # fmt: skip
         total = sum(len(load.replayer.records) for load in loads.values())
-        return f"{total:,} requests  ·  {changed} changes, {back} taken back"
+        back = taken_back(check.journal(storm.journal), hands)
+        return f"{total:,} requests  ·  {changed()} changes, {back} of them back"
 
     began = time.monotonic()
-    rage(storm, schedule(chosen.seed, chosen.kills, PACE, VICTIMS), progress)
+    rage(storm, schedule(chosen.seed, chosen.kills, PACE, VICTIMS), progress, ready)
     storm.all_back()
-    while not all(h.done for h in hands) and time.monotonic() - began < RUN_S_MAX:
-        storm.watch_for(15)
+    while not over() and (
+        changed() < chosen.changes
+        or taken_back(check.journal(storm.journal), hands) < chosen.rollbacks
+    ):
+        storm.watch_for(10)
         say(f"     {time.monotonic() - began:6.0f} s  {progress()}")
+    house.processes.end("changes")
     for hand in hands:
         hand.finish()
     records = {name: load.finish() for name, load in loads.items()}
@@ -157,13 +183,13 @@ def judge(
     every = [record for of in records.values() for record in of]
     statuses = Counter(str(record.status) for record in every)
     versions = sum(growth["version"] for growth in grown.values())
-    story(storm, hands, statuses, versions, report)
+    story(storm, hands, statuses, versions, report, words)
     verdict = Verdict()
     victims = Counter(outage.victim for outage in storm.outages)
     for victim in VICTIMS:
         verdict.at_least(f"kills_of_{victim}", victims[victim], chosen.kills // 2)
     verdict.at_least("changes", versions, chosen.changes)
-    verdict.at_least("rollbacks", sum(len(h.taken_back) for h in hands), chosen.rollbacks)
+    verdict.at_least("rollbacks", taken_back(words, hands), chosen.rollbacks)
     verdict.zero("requests_unaccounted", len(every) - sum(statuses[word] for word in ENDED))
     verdict.zero("requests_lost", statuses[Status.LOST] + statuses[Status.PENDING])
     twice = sum(max(0, r.answers - 1) for r in every)
@@ -190,6 +216,7 @@ def story(
     statuses: Counter[str],
     versions: int,
     report: dict[str, Any],
+    words: list[check.Word],
 ) -> None:
     """What the figures rest on."""
 
@@ -201,8 +228,7 @@ def story(
     say(f"kills        {told(Counter(o.victim for o in storm.outages))}")
     say(f"  found open {told(storm.stages)} (the journal, read after each kill)")
     say(f"requests     {statuses.total():,}: {told(statuses)}")
-    say(f"changes      {versions:,} at the engines: {sum(len(h.changed) for h in hands):,} by "
-        f"hand, {sum(len(h.taken_back) for h in hands):,} of them taken back")  # fmt: skip
+    say(f"changes      {versions:,} at the engines; of the trials {told(check.ends(words))}")
     say(f"orders       {sum(len(h.ordered) for h in hands):,} by hand, "
         f"{sum(h.repeated for h in hands)} times asked again; {told(knobs)}")  # fmt: skip
     for words, count in refused.most_common(5):
@@ -215,6 +241,7 @@ def main() -> int:
     parser.add_argument("--changes", type=int, default=500)
     parser.add_argument("--rollbacks", type=int, default=50)
     parser.add_argument("--kills", type=int, default=40, help="half of the agent, half of control")
+    parser.add_argument("--minutes", type=float, default=12, help="at most, without start and end")
     parser.add_argument("--load", type=float, default=0.2, help="of all, as a share of one engine")
     parser.add_argument("--seed", type=int, default=1, help="of load, changes and kills")
     chosen = parser.parse_args()

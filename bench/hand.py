@@ -31,21 +31,19 @@ ON_TRIAL, KEPT = frozenset({"applied", "verifying"}), "verified"
 POLL_S = 0.5
 WAIT_S = (0.0, 0.5)  # between two orders
 END_S_MAX = 90.0
-UNDO_MORE = 1.5  # than needed on average, so that the last ones are not waited for
 AGAIN = (408, 425, 429, 500, 502, 503, 504)
 
 
 class Hand(threading.Thread):
-    """Orders until `changes` were carried out and `rollbacks` of them taken back, or `finish`.
+    """Orders until `finish`; a share `undo` of what was changed is taken back.
 
-    `changed` and `taken_back` are the actions that did; `refused` counts the words of refusals,
-    `repeated` the orders sent again after none came.
+    `changed` are the actions that did, `taken_back` those among them that had been kept before;
+    `refused` counts the words of refusals, `repeated` what was asked again for want of an answer.
     """
 
-    def __init__(self, house: House, engine: str, seed: int, changes: int, rollbacks: int) -> None:
+    def __init__(self, house: House, engine: str, seed: int, undo: float) -> None:
         super().__init__(name=f"hand-{engine}", daemon=True)
-        self.house, self.engine = house, engine
-        self.changes, self.rollbacks = changes, rollbacks
+        self.house, self.engine, self.undo = house, engine, undo
         self.draw = random.Random(f"{seed}/{engine}")
         self.changed: list[str] = []
         self.taken_back: list[str] = []
@@ -55,12 +53,8 @@ class Hand(threading.Thread):
         self.ending = threading.Event()
 
     def run(self) -> None:
-        while not self.done and not self.ending.wait(self.draw.uniform(*WAIT_S)):
+        while not self.ending.wait(self.draw.uniform(*WAIT_S)):
             self.turn()
-
-    @property
-    def done(self) -> bool:
-        return len(self.changed) >= self.changes and len(self.taken_back) >= self.rollbacks
 
     def finish(self) -> None:
         self.ending.set()
@@ -73,8 +67,7 @@ class Hand(threading.Thread):
         if engine is None or knob not in engine["values"]:
             return
         value = self.draw.choice([v for v in MENU[knob] if v != engine["values"][knob]])
-        some = UNDO_MORE * self.rollbacks / self.changes
-        undo = self.draw.random() < some and len(self.taken_back) < self.rollbacks
+        undo = self.draw.random() < self.undo
         early = undo and self.draw.random() < 0.5
         # Few engines of a service may be on trial at once: else it is no trial.
         action = self.order(knob, value, "trial") if early else None
@@ -101,8 +94,9 @@ class Hand(threading.Thread):
             done = self.follow(undo)
             if done is None:
                 return
-            if done["state"] == ("rolled_back" if undo == action_id else KEPT):
+            if undo != action_id and done["state"] == KEPT:
                 self.taken_back.append(action_id)
+            if undo != action_id or done["state"] != KEPT:
                 return
 
     def undo_of(self, action_id: str) -> str:

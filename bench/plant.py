@@ -21,25 +21,15 @@ from typing import Any
 import httpx
 import psutil
 
+from controlplane.demo.client import in_time
 from controlplane.demo.house import House, Ports
 from controlplane.demo.pace import Pace
-from controlplane.demo.prepare import OBJECTIVES
 from engine.load import Request, arrivals
 from engine.replay import Record, Replayer, Status
 
-TTFT_S = OBJECTIVES[0]["spec"]["threshold_ms"] / 1000
-TPOT_S = OBJECTIVES[1]["spec"]["threshold_ms"] / 1000
-
-
-def inside(record: Record) -> bool:
-    """Answered, with TTFT and TPOT within the service's objectives (goodput)."""
-    if record.status is not Status.OK or record.ttft_s > TTFT_S:
-        return False
-    return record.tokens <= 1 or record.tpot_s <= TPOT_S
-
 
 def share_inside(records: Sequence[Record]) -> float:
-    return sum(map(inside, records)) / len(records) if records else 1.0
+    return sum(map(in_time, records)) / len(records) if records else 1.0
 
 
 class CpuMeter:

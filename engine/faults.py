@@ -93,11 +93,21 @@ class Faults:
         thread = self.step_thread.native_id or 0
         self.affinity = os.sched_getaffinity(thread)
         cpu = {max(self.affinity)}
-        os.sched_setaffinity(thread, cpu)
-        for _ in range(processes):
-            process = subprocess.Popen([sys.executable, "-I", "-S", "-c", BUSY])
-            self.busy.append(process)
-            os.sched_setaffinity(process.pid, cpu)
+        try:
+            os.sched_setaffinity(thread, cpu)
+            for _ in range(processes):
+                process = subprocess.Popen([sys.executable, "-I", "-S", "-c", BUSY])
+                self.busy.append(process)
+                os.sched_setaffinity(process.pid, cpu)
+        except OSError as error:
+            self._free_host()
+            raise NotPossible("not_possible", "", f"slow_host: {error}") from error
+
+    def _free_host(self) -> None:
+        if self.affinity:
+            os.sched_setaffinity(self.step_thread.native_id or 0, self.affinity)
+            self.affinity = set()
+        self.end()
 
     def _lose_capture(self, _: int) -> None:
         self.runtime.boundary.run(self.barrier.lose_graphs)
@@ -106,9 +116,7 @@ class Faults:
         self.runtime.boundary.run(self.scheduler.halve_pool)
 
     def _cure(self, _: int) -> None:
-        if self.busy:
-            os.sched_setaffinity(self.step_thread.native_id or 0, self.affinity)
-            self.end()
+        self._free_host()
         graphs = None
         if "capture_lost" in self.active:
             graphs = self.barrier.recapture(self.runtime.running.config)

@@ -1,8 +1,8 @@
 """How each objective stands in the newest control windows: read, book, judge.
 
-Windows are aligned to the epoch. One is judged once each engine was heard of after its end, and at
-the latest once its data had time to arrive (one scrape and 1.5 s). With every new window the last 8
-are read again, and their rows amended.
+Windows are aligned to the epoch. One is judged once each engine that is not stale was heard of
+after its end, and at the latest once its data had time to arrive (one scrape and 1.5 s). With every
+new window the last 8 are read again, and their rows amended.
 What was missed within the last 8 h is made up for, at most 240 windows a pass: a control plane that
 slept reads on from where it stopped, and a gap that has ended is read again, because a spool
 replays it.
@@ -132,12 +132,22 @@ def _all_heard(
     objective: Objective, reader: Reader, engines: set[str], end: datetime, now: datetime
 ) -> bool:
     """Whether a sample from after `end` came of each engine: then all from before it are here, as
-    an agent sends in order. Never so of spans, which come when a request ends, or not at all."""
+    an agent sends in order; after a cut it sends the newest first, and the rest amends the window.
+    One that is stale is not waited for: it left, or is cut off. Never so of spans, which come when
+    a request ends, or not at all, nor of engines beyond those that are judged one by one.
+    """
     indicator = indicators()[objective.indicator]
-    if not engines or indicator.span(objective.spec):
+    if len(engines) >= SCOPES_PER_OBJECTIVE_MAX or indicator.span(objective.spec):
         return False
-    seen = (_seen(reader, indicator, objective, name, now) for name in sorted(engines))
-    return all(at is not None and at >= end for at in seen)
+    heard = False
+    for name in sorted(engines):
+        at = _seen(reader, indicator, objective, name, now)
+        if at is None or now - at > _stale_after():
+            continue
+        if at < end:
+            return False
+        heard = True
+    return heard
 
 
 def _newest(objective: Objective) -> Reading | None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from django.db import transaction
 from django.db.models import QuerySet
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 GENESIS = "0" * 64
 ACTOR_CHARS_MAX = SUBJECT_CHARS_MAX = 200
 RECENT_MAX = 500
+CHECK_EVERY = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class Check:
     @property
     def holds(self) -> bool:
         return not self.broken
+
+
+# Tenant → what became of the last whole check and when, kept in this process.
+_checks: dict[UUID, tuple[Check, datetime]] = {}
+_checking: set[UUID] = set()
+_lock = threading.Lock()
 
 
 def record(
@@ -110,6 +119,25 @@ def verify(tenant: Tenant, *, expect: str = "") -> Check:
         seen = seen or previous == expect
     broken = "" if seen else f"no entry has the digest {expect}: entries were cut off"
     return Check(count, previous, broken)
+
+
+def verify_seldom(tenant: Tenant, now: datetime) -> tuple[Check, datetime] | None:
+    """`verify` and when it was done: a minute ago at most, by whoever asked then, so that looking
+    at a page does not read a long chain again and again. None while somebody else is reading it.
+    """
+    with _lock:
+        kept = _checks.get(tenant.pk)
+        if kept is not None and now - kept[1] < CHECK_EVERY:
+            return kept
+        if tenant.pk in _checking:
+            return None
+        _checking.add(tenant.pk)
+    try:
+        kept = verify(tenant), now
+        _checks[tenant.pk] = kept
+    finally:
+        _checking.discard(tenant.pk)
+    return kept
 
 
 def actor_of(request: Request) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from django.conf import settings
 from django.contrib.auth import get_user_model
+from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.contrib.auth.models import User
 from django.contrib.auth.tokens import default_token_generator
 from django.core.exceptions import ValidationError
@@ -33,7 +34,7 @@ class MemberError(Exception):
 
 
 class LastOwner(MemberError):
-    """A tenant without an owner would be nobody's."""
+    """A tenant without an owner would be nobody's; or there is no such member any more."""
 
 
 def member_add(*, tenant: Tenant, name: str, role: str, actor: str) -> Membership:
@@ -123,7 +124,7 @@ def password_changed(*, user: User, how: str) -> None:
 
 def _account(name: str) -> User:
     """A new account of that name, or one that belongs nowhere. Raises ValidationError."""
-    accounts = get_user_model().objects
+    accounts, name = get_user_model().objects, User.normalize_username(name)
     user = accounts.filter(username__iexact=name).first()
     if user is None:
         user = get_user_model()(username=name)
@@ -142,15 +143,24 @@ def _account(name: str) -> User:
 
 @contextmanager
 def _owner_left(member: Membership, role: str | None) -> Iterator[None]:
-    """A transaction in which the tenant's members stand still."""
+    """A transaction in which the tenant's members stand still, `member` as it is then.
+
+    Who never chose a password is no owner to leave a tenant to: their link may end unused.
+    """
     owner = Membership.Role.OWNER
     with transaction.atomic():
         Tenant.objects.select_for_update().get(pk=member.tenant_id)
+        stored = Membership.objects.filter(pk=member.pk).first()
+        if stored is None:
+            raise LastOwner(_("This person was taken out of the tenant meanwhile."))
+        member.role, member.deactivated_at = stored.role, stored.deactivated_at
         owners = Membership.objects.filter(tenant=member.tenant_id, role=owner, deactivated_at=None)
-        left = owners.exclude(pk=member.pk).exists()
-        stays = role == owner and member.deactivated_at is None
-        if not left and not stays:
-            raise LastOwner(_("A tenant needs an owner: make somebody else one first."))
+        others = owners.exclude(pk=member.pk)
+        others = others.exclude(user__password__startswith=UNUSABLE_PASSWORD_PREFIX)
+        leaves = role != owner and member.role == owner and member.deactivated_at is None
+        if leaves and not others.exists():
+            words = _("A tenant needs an owner with a password: make somebody else one first.")
+            raise LastOwner(words)
         yield
 
 

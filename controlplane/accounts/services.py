@@ -51,6 +51,8 @@ def token_create(
         digest=token_digest(secret),
     )
     token.full_clean()
+    if not name.isprintable():  # it stands for who did something, in pages and logs
+        raise ValidationError({"name": _("No control characters are allowed.")})
     with transaction.atomic():
         token.save()
         detail = {"kind": kind, "name": name, "scopes": token.scopes}

@@ -1,4 +1,4 @@
-"""How many requests a minute one caller may make of the REST API."""
+"""How many requests a minute one caller may make of the REST API, and other things so limited."""
 
 from __future__ import annotations
 
@@ -19,29 +19,47 @@ if TYPE_CHECKING:
 CALLERS_MAX = 4_096
 
 
-class RequestsPerMinute(BaseThrottle):
-    """A bucket of TRIMTAB_API_REQUESTS_PER_MIN for each token, person or address, refilled evenly.
+class Buckets:
+    """So much a minute for each caller, refilled evenly.
 
     Kept in this process: several web processes allow as many times more.
     """
 
-    # caller → (requests left, when that was so); the longest unused first
-    _buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-    _lock = threading.Lock()
+    def __init__(self) -> None:
+        # caller → (how much is left, when that was so); the longest unused first
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def take(self, caller: str, per_minute: int) -> float | None:
+        """Takes one: None, or the seconds until there is one to take."""
+        now = time.monotonic()
+        with self._lock:
+            left, at = self._left.pop(caller, (per_minute, now))
+            left = min(per_minute, left + (now - at) * per_minute / 60)
+            wait_s = None if left >= 1 else (1 - left) * 60 / per_minute
+            self._left[caller] = (left - 1 if wait_s is None else left, now)
+            while len(self._left) > CALLERS_MAX:
+                self._left.popitem(last=False)
+        return wait_s
+
+    def refill(self, caller: str) -> None:
+        with self._lock:
+            self._left.pop(caller, None)
+
+
+class RequestsPerMinute(BaseThrottle):
+    """TRIMTAB_API_REQUESTS_PER_MIN for each token, person or address."""
+
+    _buckets = Buckets()
     _wait_s: float | None = None
 
     def allow_request(self, request: Request, view: APIView) -> bool:
         size = settings.TRIMTAB_API_REQUESTS_PER_MIN
-        now, caller = time.monotonic(), caller_of(request)
-        with self._lock:
-            left, at = self._buckets.pop(caller, (size, now))
-            left = min(size, left + (now - at) * size / 60)
-            allowed = left >= 1
-            self._wait_s = None if allowed else (1 - left) * 60 / size
-            self._buckets[caller] = (left - 1 if allowed else left, now)
-            while len(self._buckets) > CALLERS_MAX:
-                self._buckets.popitem(last=False)
-        return allowed
+        self._wait_s = self._buckets.take(caller_of(request), size)
+        return self._wait_s is None
 
     def wait(self) -> float | None:
         return self._wait_s

@@ -10,8 +10,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from controlplane.actions.models import IN_FLIGHT, UNDER_WAY, Action, State
+from django.utils.translation import gettext_noop as _
+
+from controlplane.actions.models import IN_FLIGHT, UNDER_WAY, Action, Priority, State
 from controlplane.actions.reconcile import CannotUndo, withdraw
+from controlplane.actions.words import Words
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engine_state, engines_of
 
@@ -21,15 +24,17 @@ UNDO_WITHIN = timedelta(seconds=60)
 
 
 class Conflict(Exception):
-    """Another action has the engine and ranks no lower; `other` is that action."""
+    """Another action has the engine and ranks no lower; `other` is that action, `words` say so."""
 
     def __init__(self, other: Action, more: str = "") -> None:
-        tail = f"; {more}" if more else ""
-        super().__init__(
-            f"another action is in flight on {other.engine.name}: {other} "
-            f"(conflict={other.pk}){tail}"
-        )
-        self.other = other
+        words = Words(
+            _("another action is in flight on %(engine)s: %(other)s (conflict=%(key)s)"),
+            engine=other.engine.name, other=str(other), key=other.pk,
+        )  # fmt: skip
+        if more:
+            words = Words(_("%(words)s; %(more)s"), words=words, more=more)
+        super().__init__(str(words))
+        self.other, self.words = other, words
 
 
 def make_way(newcomer: Action, *, now: datetime) -> None:
@@ -50,13 +55,16 @@ def make_way(newcomer: Action, *, now: datetime) -> None:
 
 
 def _step_aside(other: Action, newcomer: Action, now: datetime) -> None:
-    why = f"conflict={newcomer.pk}: {newcomer.get_priority_display()} goes first: {newcomer}"
+    why = Words(
+        _("conflict=%(key)s: %(priority)s goes first: %(newcomer)s"),
+        key=newcomer.pk, priority=Priority(newcomer.priority).label, newcomer=str(newcomer),
+    )  # fmt: skip
     try:
         moved = withdraw(other, why, by="superseded", actor=newcomer.actor, now=now)
     except CannotUndo as error:
-        raise Conflict(other, str(error)) from None
+        raise Conflict(other, error.words) from None
     if not moved:
-        raise Conflict(other, "it has just moved on; ask again")
+        raise Conflict(other, Words(_("it has just moved on; ask again")))
 
 
 def values_after(engine: Engine) -> dict[str, Any]:
@@ -79,4 +87,7 @@ def trials_full(engine: Engine, now: datetime, *, but: Action | None = None) -> 
     trials = (rows.exclude(pk=but.pk) if but else rows).count()
     if trials < max(1, int(TRIAL_SHARE_MAX * len(peers))):
         return ""
-    return f"engines of {engine.service} in trial already: {trials} of {len(peers)}"
+    return Words(
+        _("engines of %(service)s in trial already: %(trials)d of %(engines)d"),
+        service=engine.service, trials=trials, engines=len(peers),
+    )  # fmt: skip

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.utils.translation import gettext_noop as _
+
 from controlplane.actions.knob import Knob, knobs
-from controlplane.actions.models import Action, State
+from controlplane.actions.models import Action, Priority, State
 from controlplane.actions.policy import FAILED_STATES, Rules
+from controlplane.actions.words import Words, shown
 from controlplane.diagnosis.models import Diagnosis
 from controlplane.fleet.models import Engine
 
@@ -58,19 +61,23 @@ def value_refusal(knob: Knob | None, slug: str, value: object, engine: Engine, r
     """
     current, reported = engine.values.get(slug), engine.knobs.get(slug)
     if current is None or reported is None:
-        return f"{slug}: {engine.name} has no such knob; it has: {', '.join(sorted(engine.knobs))}"
+        told = _("%(knob)s: %(engine)s has no such knob; it has: %(knobs)s")
+        return Words(told, knob=slug, engine=engine.name, knobs=", ".join(sorted(engine.knobs)))
     if knob is None:
-        return f"{slug}: not a knob Trimtab turns; it turns: {', '.join(sorted(knobs()))}"
+        told = _("%(knob)s: not a knob Trimtab turns; it turns: %(knobs)s")
+        return Words(told, knob=slug, knobs=", ".join(sorted(knobs())))
     if refusal := _unfit(knob, reported, engine):
-        return f"{slug}: {refusal}"
+        return Words(_("%(knob)s: %(why)s"), knob=slug, why=refusal)
     if knob.choices:
         options = _options(knob, reported, rules)
         if value not in options:
-            return f"{slug}: got {value!r}, allowed: {', '.join(options)}"
+            told = _("%(knob)s: got %(got)s, allowed: %(allowed)s")
+            return Words(told, knob=slug, got=shown(value), allowed=", ".join(options))
         return ""
     low, high = rules.knob_bounds(knob, reported)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        return f"{slug}: got {value!r}, allowed: a whole number from {low:g} to {high:g}"
+        told = _("%(knob)s: got %(got)s, allowed: a whole number from %(low)s to %(high)s")
+        return Words(told, knob=slug, got=shown(value), low=f"{low:g}", high=f"{high:g}")
     return ""
 
 
@@ -147,10 +154,12 @@ def _back_to(knob: Knob, want: float, current: float, low: float, high: float) -
 
 def _unfit(knob: Knob, reported: Mapping[str, Any], engine: Engine) -> str:
     if reported.get("supported") is False:
-        reason = reported.get("reason") or "not supported there"
-        return f"{engine.name} cannot change {knob.slug}: {reason}"
+        told = _("%(engine)s cannot change %(knob)s: %(reason)s")
+        reason = reported.get("reason") or Words(_("not supported there"))
+        return Words(told, engine=engine.name, knob=knob.slug, reason=reason)
     if reported.get("apply_class", knob.apply_class) not in SWAPPABLE:
-        return f"{knob.slug} cannot be changed while {engine.name} serves"
+        told = _("%(knob)s cannot be changed while %(engine)s serves")
+        return Words(told, knob=knob.slug, engine=engine.name)
     return ""
 
 
@@ -193,6 +202,8 @@ def _cooling(
             return f"{knob.slug} was turned down by a person; waiting {_minutes(wait)}"
         settled = timedelta(seconds=rules.cool_down_harmful_s)
         if not same_way and action.state == State.VERIFIED and ago < settled:
+            if knob.sheds and action.undoes_id is not None and action.priority == Priority.TUNING:
+                continue  # serving again is cheap to try because it never holds shedding up
             return (
                 f"{knob.slug} was just moved the other way; not turned back for {_minutes(settled)}"
             )

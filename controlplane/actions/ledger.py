@@ -34,7 +34,8 @@ def transition(
         if not _update(action, state=to, **columns):
             return False
         _write_down(action, before, to, actor=actor, reason=reason, at=at)
-    log.info("action %s: %s → %s: %s", action.pk, before, to, reason)
+    # In one line: whoever gives a reason must not write lines of the log.
+    log.info("action %s: %s → %s: %s", action.pk, before, to, " ".join(reason.split()))
     return True
 
 

@@ -19,6 +19,7 @@ from django.conf import settings
 from django.core import signing
 from django.db import IntegrityError, transaction
 from django.urls import reverse
+from django.utils.translation import gettext as _
 
 from controlplane.accounts import audit
 from controlplane.actions.models import Action, LinkUse, Mode, State
@@ -44,7 +45,7 @@ _signer = signing.Signer(salt="controlplane.actions.links")
 
 
 class LinkError(Exception):
-    """Why a link does nothing. `kind`: foreign, expired or used."""
+    """Why a link does nothing, in the language of who opened it. `kind`: foreign, expired, used."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -78,7 +79,7 @@ def link_path(action: Action, verb: str, now: datetime) -> str:
 
 def link_open(token: str, now: datetime) -> Link:
     """What the link would do. Changes nothing. Raises LinkError."""
-    foreign = "this link was not made here, or it was cut short or changed on its way"
+    foreign = _("this link was not made here, or it was cut short or changed on its way")
     try:
         if len(token) > TOKEN_CHARS_MAX:
             raise signing.BadSignature
@@ -93,9 +94,11 @@ def link_open(token: str, now: datetime) -> Link:
     used = LinkUse.objects.filter(digest=link.digest).first()
     if used is not None:
         when = f"{used.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        raise LinkError("used", f"this link was used at {when} by {used.actor}")
+        told = _("this link was used at %(when)s by %(actor)s")
+        raise LinkError("used", told % {"when": when, "actor": used.actor})
     if now > expires_at:
-        raise LinkError("expired", f"this link ended at {expires_at:%Y-%m-%d %H:%M:%S} UTC")
+        told = _("this link ended at %(when)s")
+        raise LinkError("expired", told % {"when": f"{expires_at:%Y-%m-%d %H:%M:%S} UTC"})
     return link
 
 
@@ -116,7 +119,7 @@ def link_use(
                     digest=link.digest, action=link.action, verb=link.verb, actor=actor, at=now
                 )
         except IntegrityError:
-            raise LinkError("used", "this link was used a moment ago") from None
+            raise LinkError("used", _("this link was used a moment ago")) from None
         audit.record(
             tenant=link.action.tenant, actor=actor, verb="used", noun="link",
             subject=str(link.action.pk),

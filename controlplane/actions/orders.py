@@ -15,6 +15,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.utils.translation import gettext_noop as _
 
 from controlplane.actions.conflict import Conflict, make_way, trials_full, values_after
 from controlplane.actions.grant import value_refusal
@@ -30,21 +31,25 @@ from controlplane.actions.reconcile import (
     overtaken_by,
     withdraw,
 )
+from controlplane.actions.words import Words
 from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engine_state
 
+MOVED_ON = _("someone was quicker: %(action)s has moved on meanwhile")
 KNOBS_PER_ORDER_MAX = 8
 REASON_CHARS_MAX = 200
 
 
 class OrderError(Exception):
-    """Why an order cannot be carried out. `code`: invalid, conflict or forbidden; `param` names
-    the field at fault, if it is one's."""
+    """Why an order cannot be carried out, in English; `words` may be shown in other languages.
 
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.param = code, param
+    `code`: invalid, conflict or forbidden; `param` names the field at fault, if it is one's.
+    """
+
+    def __init__(self, code: str, words: str, param: str | None = None) -> None:
+        super().__init__(str(words))
+        self.code, self.words, self.param = code, words, param
 
 
 # What a person may do with an action, by its state.
@@ -73,20 +78,21 @@ def action_approve(*, action: Action, actor: str, now: datetime) -> Action:
     How long the queue has grown while it waited for a word nobody knows: it gets the longest time.
     """
     if action.state != State.PROPOSED or action.priority == Priority.PERSON:
-        raise OrderError("conflict", f"{action} does not wait for a person: it is {_is(action)}")
+        told = _("%(action)s does not wait for a person: it is %(state)s")
+        raise OrderError("conflict", _about(action, told))
     engine = action.engine
     if overtaken := overtaken_by(action) or out_of_bounds(action):
         raise OrderError("conflict", overtaken)
     _may_change(engine, now)
     running = Action.objects.filter(engine=engine, state__in=UNDER_WAY).first()
     if running is not None:
-        raise OrderError("conflict", str(Conflict(running)))
+        raise OrderError("conflict", Conflict(running).words)
     if full := trials_full(engine, now, but=action):
         raise OrderError("conflict", full)
     columns = {"deadline": now + DISPATCH_WITHIN, "ttl_s": _ttl_s_max()}
     reason = f"approved by {actor}"
     if not transition(action, State.APPROVED, actor=actor, reason=reason, at=now, **columns):
-        raise OrderError("conflict", f"someone was quicker: {action} has moved on meanwhile")
+        raise OrderError("conflict", _about(action, MOVED_ON))
     return action
 
 
@@ -96,7 +102,8 @@ def action_reject(*, action: Action, actor: str, now: datetime, reason: str = ""
     Raises OrderError when it has begun; then it can be rolled back.
     """
     if action.state not in (State.PROPOSED, State.APPROVED):
-        raise OrderError("conflict", f"{action} cannot be rejected: it is {_is(action)}")
+        told = _("%(action)s cannot be rejected: it is %(state)s")
+        raise OrderError("conflict", _about(action, told))
     _withdraw(action, _because(f"rejected by {actor}", reason), actor, now)
     return action
 
@@ -140,8 +147,11 @@ def action_ask(
         raise OrderError("forbidden", frozen)
     version = engine.config_version
     if expected_config_version is not None and expected_config_version != version:
-        message = f"{engine.name} is at configuration {version}, not {expected_config_version}"
-        raise OrderError("conflict", message, "expected_config_version")
+        words = Words(
+            _("%(engine)s is at configuration %(version)s, not %(wanted)s"),
+            engine=engine.name, version=version, wanted=expected_config_version,
+        )  # fmt: skip
+        raise OrderError("conflict", words, "expected_config_version")
     changes = _changes(engine, values)
     if trial and (full := trials_full(engine, now, but=_running(engine))):
         raise OrderError("conflict", full)
@@ -160,8 +170,15 @@ def _take_back(kept: Action, actor: str, why: str, now: datetime) -> Action:
     values = values_after(engine)
     for knob, change in kept.changes.items():
         if values.get(knob) != change["to"]:
-            told = f"{knob} is {values.get(knob)} on {engine.name} by now, not {change['to']}"
-            raise OrderError("conflict", f"{kept} cannot be taken back: {told}")
+            words = Words(
+                _(
+                    "%(action)s cannot be taken back: %(knob)s is %(value)s on %(engine)s by now, "
+                    "not %(wanted)s"
+                ),
+                action=str(kept), knob=knob, value=values.get(knob), engine=engine.name,
+                wanted=change["to"],
+            )  # fmt: skip
+            raise OrderError("conflict", words)
     changes = {knob: {"from": c["to"], "to": c["from"]} for knob, c in kept.changes.items()}
     action = _order(engine, changes, actor, why, now, trial=False)
     action.incident, action.undoes = kept.incident, kept
@@ -199,30 +216,34 @@ def _begin(action: Action, now: datetime) -> Action:
         # The key stays free: asked again later, the order is not the one that lost.
         action.idempotency_key = hashlib.sha256(uuid.uuid4().bytes).hexdigest()
         begin_lost(action, reason=str(conflict))
-        raise OrderError("conflict", str(conflict)) from None
+        raise OrderError("conflict", conflict.words) from None
     except IntegrityError:
-        raise OrderError("conflict", f"someone was quicker on {action.engine.name}") from None
+        words = Words(_("someone was quicker on %(engine)s"), engine=action.engine.name)
+        raise OrderError("conflict", words) from None
     return action
 
 
 def _changes(engine: Engine, values: Mapping[str, Any]) -> dict[str, Any]:
     if not 0 < len(values) <= KNOBS_PER_ORDER_MAX:
-        told = f"values: got {len(values)} knobs, allowed: 1 to {KNOBS_PER_ORDER_MAX}"
-        raise OrderError("invalid", told, "values")
+        told = _("values: got %(count)d knobs, allowed: 1 to %(most)d")
+        words = Words(told, count=len(values), most=KNOBS_PER_ORDER_MAX)
+        raise OrderError("invalid", words, "values")
     rules, running = rules_of(engine), values_after(engine)
     for slug, value in values.items():
         if refusal := value_refusal(knobs().get(slug), slug, value, engine, rules):
             raise OrderError("invalid", refusal, f"values.{slug}")
     changed = {k: {"from": running[k], "to": v} for k, v in values.items() if running[k] != v}
     if not changed:
-        raise OrderError("invalid", f"{engine.name} runs these values already", "values")
+        words = Words(_("%(engine)s runs these values already"), engine=engine.name)
+        raise OrderError("invalid", words, "values")
     return changed
 
 
 def _may_change(engine: Engine, now: datetime) -> None:
     state = engine_state(engine, now)
     if state != "ok" or engine.config_version is None:
-        raise OrderError("conflict", f"engine {engine.name} is {state}: no change would arrive")
+        told = _("engine %(engine)s is %(state)s: no change would arrive")
+        raise OrderError("conflict", Words(told, engine=engine.name, state=state))
     if stopped := node_stop(engine):
         raise OrderError("forbidden", stopped)
 
@@ -235,9 +256,9 @@ def _withdraw(action: Action, why: str, actor: str, now: datetime) -> None:
     try:
         moved = withdraw(action, why, by="person", actor=actor, now=now)
     except CannotUndo as error:
-        raise OrderError("conflict", str(error)) from None
+        raise OrderError("conflict", error.words) from None
     if not moved:
-        raise OrderError("conflict", f"someone was quicker: {action} has moved on meanwhile")
+        raise OrderError("conflict", _about(action, MOVED_ON))
 
 
 def _running(engine: Engine) -> Action | None:
@@ -261,5 +282,5 @@ def _because(what: str, reason: str) -> str:
     return f"{what}: {reason[:REASON_CHARS_MAX]}" if reason else what
 
 
-def _is(action: Action) -> str:
-    return str(action.get_state_display())
+def _about(action: Action, told: str) -> Words:
+    return Words(told, action=str(action), state=State(action.state).label)

@@ -11,14 +11,16 @@ from typing import Any
 from zoneinfo import available_timezones
 
 from django.db import transaction
+from django.utils.translation import gettext_noop as _
 
 from controlplane.accounts import audit
 from controlplane.accounts.models import Tenant
 from controlplane.actions.grant import COOL_DOWN_S_MAX
 from controlplane.actions.knob import STEPS_MAX, Knob, knobs
-from controlplane.actions.models import IN_FLIGHT, Action, Policy, Priority
+from controlplane.actions.models import IN_FLIGHT, Action, Policy, Priority, State
 from controlplane.actions.policy import DAYS, MODES, freeze_words
 from controlplane.actions.reconcile import CannotUndo, withdraw
+from controlplane.actions.words import Words, shown
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +32,13 @@ _TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 
 
 class PolicyError(ValueError):
-    """What of a policy cannot be taken: the field, the value and what is allowed."""
+    """What of a policy cannot be taken: the field, the value and what is allowed; in English,
+    and as `words` for other languages."""
 
     def __init__(self, param: str, got: object, allowed: str) -> None:
-        super().__init__(f"{param}: got {got!r}, allowed: {allowed}")
+        told = _("%(param)s: got %(got)s, allowed: %(allowed)s")
+        self.words = Words(told, param=param, got=shown(got), allowed=allowed)
+        super().__init__(str(self.words))
         self.param = param
 
 
@@ -47,7 +52,11 @@ def policy_set(
     """
     unknown = sorted(set(values) - set(CHECKS))
     if unknown:
-        raise PolicyError(unknown[0], values[unknown[0]], f"only {', '.join(sorted(CHECKS))}")
+        raise PolicyError(
+            unknown[0],
+            values[unknown[0]],
+            Words(_("only %(names)s"), names=", ".join(sorted(CHECKS))),
+        )
     checked = {name: check(name, values.get(name)) for name, check in CHECKS.items()}
     with transaction.atomic():
         policy = _of_scope(tenant, service, engine)
@@ -62,12 +71,19 @@ def policy_set(
 
 
 def policy_delete(*, policy: Policy, actor: str, now: datetime) -> None:
-    """The scope is as the wider one has it from now on. Raises PolicyError while it is frozen."""
-    if words := freeze_words(policy, now):
-        raise PolicyError("freeze", words, "deleting after the freeze is lifted")
+    """The scope is as the wider one has it from now on. Raises PolicyError while it is frozen.
+
+    Again: changes nothing.
+    """
     with transaction.atomic():
-        _record(policy, actor, "deleted", policy_values(policy), now)
-        policy.delete()
+        stored = _stored(policy)
+        if stored is None:
+            return
+        if words := freeze_words(stored, now):
+            allowed = Words(_("deleting after the freeze is lifted"))
+            raise PolicyError("freeze", str(words), allowed)
+        _record(stored, actor, "deleted", policy_values(stored), now)
+        stored.delete()
 
 
 def freeze(
@@ -81,9 +97,10 @@ def freeze(
     """
     reason = reason.strip()
     if not 0 < len(reason) <= REASON_CHARS_MAX:
-        raise PolicyError("reason", reason, f"1 to {REASON_CHARS_MAX} characters")
+        raise PolicyError("reason", reason, _characters(1, REASON_CHARS_MAX))
     if until is not None and until <= now:
-        raise PolicyError("until", until.isoformat(), f"a time after {now.isoformat()}")
+        allowed = Words(_("a time after %(now)s"), now=now.isoformat())
+        raise PolicyError("until", until.isoformat(), allowed)
     with transaction.atomic():
         policy = _of_scope(tenant, service, engine)
         policy.frozen_at, policy.frozen_by = now, actor
@@ -92,7 +109,7 @@ def freeze(
         _record(policy, actor, "frozen", {"reason": reason, "until": until}, now)
     for action in _in_flight(policy):
         try:
-            withdraw(action, freeze_words(policy, now), by="frozen", actor=actor, now=now)
+            _stop(action, policy, actor, now)
         except CannotUndo:
             continue  # it has been proved and is being kept, or is being undone already
         except Exception:  # one action in trouble does not stop the others; the loop tries again
@@ -100,16 +117,25 @@ def freeze(
     return policy
 
 
+def _stop(action: Action, policy: Policy, actor: str, now: datetime) -> None:
+    """Withdraws the action, wherever it moves meanwhile; each state is met once at most."""
+    for _step in State:
+        if withdraw(action, freeze_words(policy, now), by="frozen", actor=actor, now=now):
+            return
+        action = Action.objects.select_related("engine", "tenant").get(pk=action.pk)
+
+
 def unfreeze(*, policy: Policy, actor: str, now: datetime) -> Policy:
     """Lifts a freeze. Again: changes nothing."""
     with transaction.atomic():
-        if policy.frozen_at is None:
-            return policy
-        _record(policy, actor, "unfrozen", {"was": freeze_words(policy, now)}, now)
-        policy.frozen_at = policy.freeze_until = None
-        policy.freeze_reason = policy.frozen_by = ""
-        policy.save()
-    return policy
+        stored = _stored(policy)
+        if stored is None or stored.frozen_at is None:
+            return stored or policy
+        _record(stored, actor, "unfrozen", {"was": freeze_words(stored, now)}, now)
+        stored.frozen_at = stored.freeze_until = None
+        stored.freeze_reason = stored.frozen_by = ""
+        stored.save()
+    return stored
 
 
 def policy_values(policy: Policy) -> dict[str, Any]:
@@ -119,15 +145,29 @@ def policy_values(policy: Policy) -> dict[str, Any]:
 
 def _of_scope(tenant: Tenant, service: str, engine: str) -> Policy:
     if service and engine:
-        raise PolicyError("service", service, "a service or an engine, not both")
+        raise PolicyError("service", service, Words(_("a service or an engine, not both")))
     for param, name in (("service", service), ("engine", engine)):
         if len(name) > NAME_CHARS_MAX or not name.isprintable():
-            raise PolicyError(param, name[:NAME_CHARS_MAX], f"up to {NAME_CHARS_MAX} characters")
-    mine = Policy.objects.select_for_update().filter(tenant=tenant)
+            raise PolicyError(param, name[:NAME_CHARS_MAX], _characters(0, NAME_CHARS_MAX))
+    # The lock on the tenant: two who make the first policy of a scope make one.
+    Tenant.objects.select_for_update().get(pk=tenant.pk)
+    mine = Policy.objects.filter(tenant=tenant)
     policy = mine.filter(service=service, engine=engine).first()
     if policy is None and mine.count() >= POLICIES_PER_TENANT_MAX:
-        raise PolicyError("service", service, f"{POLICIES_PER_TENANT_MAX} policies per tenant")
+        allowed = Words(_("%(count)d policies per tenant"), count=POLICIES_PER_TENANT_MAX)
+        raise PolicyError("service", service, allowed)
     return policy or Policy(tenant=tenant, service=service, engine=engine)
+
+
+def _stored(policy: Policy) -> Policy | None:
+    """The policy as it is now, not as it was when somebody looked; None once deleted. What changes
+    policies waits for the end of the transaction, as it takes the same lock."""
+    Tenant.objects.select_for_update().get(pk=policy.tenant_id)
+    return Policy.objects.filter(pk=policy.pk).first()
+
+
+def _characters(low: int, high: int) -> Words:
+    return Words(_("%(low)d to %(high)d characters"), low=low, high=high)
 
 
 def _in_flight(policy: Policy) -> list[Action]:
@@ -165,7 +205,8 @@ def _whole(low: int, high: int) -> Callable[[str, Any], int | None]:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise PolicyError(param, value, f"a whole number from {low} to {high}")
+            allowed = Words(_("a whole number from %(low)d to %(high)d"), low=low, high=high)
+            raise PolicyError(param, value, allowed)
         return value
 
     return check
@@ -196,7 +237,8 @@ def _bound(param: str, bound: Any, knob: Knob) -> None:
         raise PolicyError(param, bound, f"an object of {', '.join(sorted(allowed))}")
     if knob.choices:
         chosen = bound["choices"]
-        if not isinstance(chosen, list) or any(c not in knob.choices for c in chosen):
+        fits = isinstance(chosen, list) and 1 <= len(chosen) <= len(knob.choices)
+        if not fits or any(choice not in knob.choices for choice in chosen):
             raise PolicyError(f"{param}.choices", chosen, f"some of {', '.join(knob.choices)}")
         return
     for side, limit in bound.items():
@@ -220,7 +262,8 @@ def _quiet_hours(param: str, value: Any) -> dict[str, Any] | None:
     if time.fromisoformat(value["from"]) == time.fromisoformat(value["until"]):
         raise PolicyError(f"{param}.until", value["until"], "another time than from")
     days = value.get("days", [])
-    if not isinstance(days, list) or any(day not in DAYS for day in days):
+    fits = isinstance(days, list) and len(days) <= len(DAYS)
+    if not fits or any(day not in DAYS for day in days):
         raise PolicyError(f"{param}.days", days, f"a list of {', '.join(DAYS)}; empty: every day")
     zone = value.get("time_zone", "UTC")
     if not isinstance(zone, str) or zone not in time_zones():

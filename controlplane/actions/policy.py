@@ -16,10 +16,12 @@ from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.utils import timezone
+from django.utils.translation import gettext_noop as _
 
 from controlplane.accounts.models import Tenant
 from controlplane.actions.knob import STEPS_MAX, Knob
 from controlplane.actions.models import Action, Mode, Policy, State
+from controlplane.actions.words import Words
 from controlplane.fleet.models import Engine
 
 MODES: tuple[str, ...] = (Mode.OBSERVE, Mode.PROPOSE, Mode.APPROVE, Mode.AUTO)
@@ -70,7 +72,8 @@ class Rules:
             last = began if begin < end else began + timedelta(days=1)
             start = datetime.combine(began, begin, zone)
             if DAYS[began.weekday()] in days and start <= here < datetime.combine(last, end, zone):
-                return f"quiet hours until {end:%H:%M} {zone.key}"
+                told = _("quiet hours until %(end)s %(zone)s")
+                return Words(told, end=f"{end:%H:%M}", zone=zone.key)
         return ""
 
     def knob_bounds(self, knob: Knob, reported: Mapping[str, Any]) -> tuple[float, float]:
@@ -125,9 +128,9 @@ def _put_together(widest_first: list[Policy]) -> Rules:
         for column in COLUMNS:
             value = getattr(row, column)
             if value is not None and value != "":
-                chosen[column], origin[column] = value, str(row)
+                chosen[column], origin[column] = value, scope_words(row)
         for knob, bound in row.bounds.items():
-            bounds[knob], origin[f"bounds.{knob}"] = bound, str(row)
+            bounds[knob], origin[f"bounds.{knob}"] = bound, scope_words(row)
     freezes = tuple(row for row in widest_first if row.frozen_at is not None)
     rules = Rules(**chosen, bounds=bounds, freezes=freezes, origin=origin)
     if settings.TRIMTAB_AUTOPILOT or MODES.index(rules.mode) <= MODES.index(Mode.PROPOSE):
@@ -140,17 +143,28 @@ def freeze_words(policy: Policy, now: datetime) -> str:
     """ "" when the policy's freeze is not, or no longer, in force."""
     if policy.frozen_at is None or (policy.freeze_until and now >= policy.freeze_until):
         return ""
-    until = "until it is lifted"
-    if policy.freeze_until:
-        until = f"until {timezone.localtime(policy.freeze_until):%Y-%m-%d %H:%M %Z}"
-    return f"{policy} is frozen {until}, by {policy.frozen_by}: {policy.freeze_reason}"
+    facts = {"scope": scope_words(policy), "by": policy.frozen_by, "reason": policy.freeze_reason}
+    if policy.freeze_until is None:
+        return Words(_("%(scope)s is frozen until it is lifted, by %(by)s: %(reason)s"), **facts)
+    facts["until"] = f"{timezone.localtime(policy.freeze_until):%Y-%m-%d %H:%M %Z}"
+    return Words(_("%(scope)s is frozen until %(until)s, by %(by)s: %(reason)s"), **facts)
+
+
+def scope_words(policy: Policy) -> Words:
+    """What the policy is about, as its `str`."""
+    if policy.engine:
+        return Words(_("engine %(name)s"), name=policy.engine)
+    if policy.service:
+        return Words(_("service %(name)s"), name=policy.service)
+    return Words(_("the tenant"))
 
 
 def node_stop(engine: Engine) -> str:
     """Why the engine's node lets nothing be changed; "" when it does."""
     if not engine.node.kill_switch:
         return ""
-    return f"the kill switch of node {engine.node.name} is on: its stop file exists"
+    told = _("the kill switch of node %(node)s is on: its stop file exists")
+    return Words(told, node=engine.node.name)
 
 
 def waits_for_person(action: Action, rules: Rules, now: datetime) -> str:

@@ -18,7 +18,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
+from django.utils.translation import gettext_noop as _
 
+from controlplane.accounts.models import Tenant
 from controlplane.actions import verify
 from controlplane.actions.grant import value_refusal
 from controlplane.actions.knob import knobs
@@ -26,6 +28,7 @@ from controlplane.actions.ledger import note, transition
 from controlplane.actions.models import NEXT, UNDER_WAY, Action, Priority, State, Verdict
 from controlplane.actions.policy import rules_of, waits_for_person
 from controlplane.actions.trial import judge
+from controlplane.actions.words import Words
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.services import diagnosis_confirm
 from controlplane.fleet.models import Command
@@ -46,7 +49,11 @@ KEPT = (verify.Verdict.BETTER, verify.Verdict.NO_WORSE)
 
 
 class CannotUndo(Exception):
-    """The action is past the point where it could be withdrawn; says why."""
+    """The action is past the point where it could be withdrawn; `words` say why."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(str(words))
+        self.words = words
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class Facts:
 def reconcile(action: Action, *, reader: Reader, now: datetime) -> bool:
     """Drives one action until the facts carry it no further; whether it moved."""
     moved = False
-    for _ in State:  # a bound: no path visits a state twice
+    for _step in State:  # a bound: no path visits a state twice
         step = STEPS.get(action.state)
         commands = dict(commands_of(action.pk))
         if step is None or not step(Facts(action, commands, reader, now)):
@@ -110,9 +117,12 @@ def withdraw(action: Action, why: str, *, by: str, actor: str, now: datetime) ->
     if action.state in (State.PROPOSED, State.APPROVED):
         return facts.move(State.REJECTED, why, actor, outcome=outcome)
     if State.ROLLING_BACK not in NEXT.get(action.state, ()):
-        raise CannotUndo(f"{action} is {action.get_state_display()}")
+        raise CannotUndo(
+            Words(_("%(action)s is %(state)s"), action=str(action), state=State(action.state).label)
+        )
     if CommandKind.COMMIT in facts.commands:
-        raise CannotUndo(f"{action} was just confirmed; it can be taken back once it is kept")
+        told = _("%(action)s was just confirmed; it can be taken back once it is kept")
+        raise CannotUndo(Words(told, action=str(action)))
     return _revert(facts, why, actor, verdict=Verdict.INCONCLUSIVE, outcome=outcome)
 
 
@@ -170,7 +180,7 @@ def overtaken_by(action: Action) -> str:
     incident = action.incident
     over = incident is None or incident.state == Incident.State.CLOSED
     if over and action.undoes_id is None:
-        return "the incident is over without it"
+        return Words(_("the incident is over without it"))
     return _changed_meanwhile(action)
 
 
@@ -179,10 +189,10 @@ def _changed_meanwhile(action: Action) -> str:
     version = action.engine.config_version
     if version == action.expected_config_version:
         return ""
-    return (
-        "someone changed the engine's configuration meanwhile "
-        f"(version {version}, not {action.expected_config_version})"
+    told = _(
+        "someone changed the engine's configuration meanwhile (version %(version)s, not %(wanted)s)"
     )
+    return Words(told, version=version, wanted=action.expected_config_version)
 
 
 def out_of_bounds(action: Action) -> str:
@@ -201,12 +211,16 @@ def _approved(facts: Facts) -> bool:
     action = facts.action
     if facts.now > action.deadline:
         return facts.end(State.EXPIRED, "the engine could not be reached in time")
-    overtaken = _changed_meanwhile(action) or _frozen(action, facts.now) or out_of_bounds(action)
-    if overtaken:
-        return facts.end(State.REJECTED, overtaken)
     if engine_state(action.engine, facts.now) != "ok":
         return False
     with transaction.atomic():
+        # Whoever freezes or narrows a policy holds this too: it counts from its first moment on.
+        Tenant.objects.select_for_update().get(pk=action.tenant_id)
+        overtaken = (
+            _changed_meanwhile(action) or _frozen(action, facts.now) or out_of_bounds(action)
+        )
+        if overtaken:
+            return facts.end(State.REJECTED, overtaken)
         if not facts.move(State.DISPATCHED, "apply command written for the agent"):
             return False
         command_create(

@@ -48,7 +48,8 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
 
     One control window after the change is skipped. The last look is taken while a revert of ours
     can still come before the agent's own; without any reading by then it is inconclusive. A
-    change that has no incident to mend is judged by whether it broke an objective.
+    change that has no incident to mend is judged by whether it broke an objective; the end of
+    shedding may do without readings where nobody waits.
     """
     incident = action.incident
     assert action.applied_at is not None
@@ -63,9 +64,14 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
         return Judged(verify.Verdict.INCONCLUSIVE, "its incident is gone", {})
     queue = _queue(action, reader, now)
     if incident is None:
-        result = verify.unharmed(
-            _guards(action, reader, queue.gone_at), looks=looks, last=now >= end
-        )
+        promises = _guards(action, reader, queue.gone_at)
+        if action.undoes_id is None:
+            result = verify.unharmed(promises, looks=looks, last=now >= end)
+        else:
+            result = verify.served_again(
+                promises, looks=looks, last=now >= end,
+                nobody_waits=_nobody_waits(action, reader, now),
+            )  # fmt: skip
         outcome = {"p_value": None, "looks": result.look, "sentence": result.sentence}
         return Judged(result.verdict, result.sentence, outcome)
     before, after = _samples(action, incident.objective, reader, queue.gone_at)
@@ -209,6 +215,15 @@ def _waiting(action: Action, reader: Reader, grid: Grid) -> list[float]:
     where = {"service": action.engine.service, "instance": action.engine.name}
     series = reader.gauge(WAITING, grid, where=where, over="avg")
     return [float(v) for v in series[0].values] if series else []
+
+
+def _nobody_waits(action: Action, reader: Reader, now: datetime) -> bool:
+    """Whether the queue is seen to be empty, or nearly, in the last two windows."""
+    window_s = settings.TRIMTAB_CONTROL_WINDOW_S
+    grid = Grid(now - verify.WINDOWS_MIN * timedelta(seconds=window_s), now, window_s)
+    waiting = _waiting(action, reader, grid)
+    # NaN, not measured, compares as false
+    return bool(waiting) and all(mean <= QUEUE_MIN for mean in waiting)
 
 
 def _start(reading: Reading) -> datetime:

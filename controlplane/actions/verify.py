@@ -181,6 +181,45 @@ def unharmed(promises: Sequence[Guard], *, looks: int, last: bool) -> Result:
     return Result(Verdict.NO_WORSE, f"no objective was seen to get worse: {told}", look=look)
 
 
+def served_again(
+    promises: Sequence[Guard], *, looks: int, last: bool, nobody_waits: bool
+) -> Result:
+    """As `unharmed`, for the end of shedding, which must not last because too few come to prove it.
+
+    Where nothing is measured on both sides, it is kept if no objective spends more than its budget
+    or, with too few requests, than makes an incident, and, with too few for all of them, if
+    `nobody_waits` (seen, not supposed): who is not there is not kept waiting. Most of what came
+    before was turned away, so a promise that has enough requests since alone, and breaks, ends it
+    at once.
+    """
+    result = unharmed(promises, looks=looks, last=last)
+    if result.verdict is Verdict.WORSE:
+        return result
+    alone = [p for p in promises if p.after.enough and not p.before.enough]
+    for promise in alone:
+        if promise.after.share > max(_bar(promise), promise.before.share):
+            told = f"“{promise.name}” is broken: {_share(promise.after)}"
+            return Result(Verdict.WORSE, told, look=result.look)
+    if result.verdict is not Verdict.INCONCLUSIVE:
+        return result
+    if not alone and not nobody_waits:
+        return replace(result, sentence=f"{result.sentence}, and the queue is not seen to be empty")
+    told = "; ".join(f"“{p.name}”: {_share(p.after)}" for p in promises if p.after.counts.total)
+    told = told or "no request was measured"
+    if any(_overspent(p) for p in promises):
+        return replace(result, sentence=f"too few to compare, and no good sign: {told}")
+    return Result(Verdict.NO_WORSE, f"too few to compare, and no promise is broken: {told}")
+
+
+def _overspent(promise: Guard) -> bool:
+    limit = 1 - promise.target if promise.after.enough else _bar(promise)
+    return promise.after.share > max(limit, promise.before.share)
+
+
+def _bar(promise: Guard) -> float:
+    return bad_share_bar(promise.target, promise.fast_burn)
+
+
 def p_fell(before: Sample, after: Sample) -> float:
     """One-sided p-value of "the bad share did not fall" against "it fell"."""
     n1, n2 = before.counts.total, after.counts.total
@@ -253,8 +292,7 @@ def _harmed(guard: Guard, alpha: float) -> bool:
 
 def _broken(guard: Guard, saved_burn: float) -> bool:
     """Its windows are bad (NORMS, Time), or it lost as much as the objective gained."""
-    bar = bad_share_bar(guard.target, guard.fast_burn)
-    return guard.after.share > bar or guard.added_burn >= saved_burn
+    return guard.after.share > _bar(guard) or guard.added_burn >= saved_burn
 
 
 def _wait(last: bool, sentence: str) -> Result:
@@ -270,3 +308,7 @@ def _shares(before: Sample, after: Sample) -> str:
         f"the share of bad requests {verb} from {before.share:.1%} of {old.total:,.0f} "
         f"to {after.share:.1%} of {new.total:,.0f}"
     )
+
+
+def _share(sample: Sample) -> str:
+    return f"{sample.share:.1%} of {sample.counts.total:,.0f} requests bad"

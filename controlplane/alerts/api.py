@@ -190,10 +190,15 @@ class ChannelTest(APIView):
 
     @documented(answer=DeliveryShape)
     def post(self, request: Request, channel_id: UUID) -> Response:
-        """Send a test, now and once. 200 also when it was refused: see `state` and `error`."""
-        delivery = services.channel_test(
-            channel=channel_of(request, channel_id), by=actor_of(request), now=timezone.now()
-        )
+        """Send a test, now and once. 200 also when it was refused: see `state` and `error`.
+
+        409 while another of the tenant is under way.
+        """
+        channel, by = channel_of(request, channel_id), actor_of(request)
+        try:
+            delivery = services.channel_test(channel=channel, by=by, now=timezone.now())
+        except ChannelError as error:
+            raise ApiError(409, "conflict", str(error)) from None
         return Response(DeliveryShape(delivery).data)
 
 

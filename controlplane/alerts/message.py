@@ -19,6 +19,7 @@ from controlplane.diagnosis.selectors import Story
 from slo.burn import PAIRS
 
 MEMBERS_TOLD_MAX = 5
+MEMBERS_MAX = 50  # named in full: a message that is too long for its way tells nobody anything
 Event: TypeAlias = Delivery.Event
 
 
@@ -65,7 +66,7 @@ def compose(
                 "engine": member.scope,
                 "incident_url": _url(f"incidents/{member.pk}/"),
             }
-            for member in members
+            for member in members[:MEMBERS_MAX]
         ],
         "objective": incident.objective.name,
         "service": incident.objective.service,
@@ -81,7 +82,8 @@ def compose(
 
 def compose_test(channel: Channel, *, by: str, now: datetime) -> dict[str, Any]:
     """What a channel is sent to see whether it works."""
-    words = _("%(by)s wanted to see whether “%(name)s” works. It does, and nothing is wrong.")
+    # True wherever it is read: by the receiver, or in the log of what did not arrive.
+    words = _("%(by)s sends “%(name)s” a test. There is no incident, and nothing to do.")
     return {
         "event": "channel.test",
         "severity": Severity.TICKET.value,

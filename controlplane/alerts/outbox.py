@@ -15,8 +15,9 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from uuid import UUID
 
-from django.db.models import Exists, F, OuterRef
+from django.db.models import Exists, F, Min, OuterRef, QuerySet
 
 from controlplane.alerts.channel import SEND_WITHIN_S, SendError, channels
 from controlplane.alerts.models import Delivery
@@ -25,7 +26,10 @@ from controlplane.alerts.secrecy import scrubbed
 log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 10
-BATCH_MAX = 50
+BATCH_MAX = 50  # tries of one tenant in one pass
+ROWS_LOOKED_AT_MAX = 1_000
+# What one tenant's receivers may cost a pass; then the others' turn comes.
+TENANT_S_MAX = 2 * SEND_WITHIN_S
 # Above twice what a send may take, so that no row comes due while it is being sent.
 LEASE = timedelta(seconds=3 * SEND_WITHIN_S)
 BACKOFF_BASE_S = 2.0
@@ -37,10 +41,12 @@ _one_sender_at_a_time = threading.Lock()
 
 
 def deliver_due(now: datetime, elapsed_s: Callable[[], float] = time.monotonic) -> int:
-    """Sends what is due, oldest first, at most BATCH_MAX; returns how many were taken.
+    """Sends what is due, oldest first; returns how many were taken.
 
     Does nothing while another call of this process sends: slow receivers hold one thread, not all.
-    Later rows are leased later than `now`, by what `elapsed_s` has moved on.
+    Nor do they hold up everybody else: of each tenant a pass makes at most BATCH_MAX tries in
+    TENANT_S_MAX, and of a channel no more once it failed. Later rows are leased later than
+    `now`, by what `elapsed_s` has moved on.
     """
     if not _one_sender_at_a_time.acquire(blocking=False):
         return 0
@@ -57,17 +63,35 @@ def deliver_due(now: datetime, elapsed_s: Callable[[], float] = time.monotonic) 
             created_at__lt=OuterRef("created_at"),
         )
         due = waiting.filter(~Exists(before), next_try_at__lte=now)
-        rows = due.select_related("channel").order_by("next_try_at")[:BATCH_MAX]
-        return sum(_deliver(row, clock) for row in rows if _lease(row, clock()))
+        tenants = due.values_list("tenant").annotate(first=Min("next_try_at")).order_by("first")
+        return sum(_deliver_of(due.filter(tenant=key), clock) for key, _ in list(tenants))
     finally:
         _one_sender_at_a_time.release()
+
+
+def _deliver_of(due: QuerySet[Delivery], clock: Callable[[], datetime]) -> int:
+    """Sends one tenant's rows; returns how many were taken."""
+    until = clock() + timedelta(seconds=TENANT_S_MAX)
+    failed: set[UUID] = set()
+    tried = taken = 0
+    for row in list(due.order_by("next_try_at").defer("message")[:ROWS_LOOKED_AT_MAX]):
+        if tried >= BATCH_MAX or clock() >= until:
+            break
+        if row.channel_id in failed or not (leased := _lease(row, clock())):
+            continue
+        tried += 1
+        if _deliver(leased, clock):
+            taken += 1
+        else:
+            failed.add(row.channel_id)
+    return taken
 
 
 def deliver_once(delivery: Delivery, now: datetime) -> None:
     """Sends a row that was made leased, at once and never again, whatever comes of it."""
     if not _deliver(delivery, lambda: now):
         delivery.state = Delivery.State.FAILED
-        delivery.save(update_fields=["state"])
+        _save(delivery)
 
 
 def backoff_s(attempts: int, retry_after_s: float | None) -> float:
@@ -81,18 +105,21 @@ def backoff_s(attempts: int, retry_after_s: float | None) -> float:
     return wait / 2 + random.uniform(0, wait / 2)
 
 
-def _lease(delivery: Delivery, now: datetime) -> bool:
+def _lease(delivery: Delivery, now: datetime) -> Delivery | None:
+    """The row and its channel as they are now, where it is this sender's to send."""
     rows = Delivery.objects.filter(
         pk=delivery.pk, state=Delivery.State.PENDING, next_try_at=delivery.next_try_at
     )
-    taken = rows.update(next_try_at=now + LEASE, attempts=F("attempts") + 1) == 1
-    delivery.attempts += taken
-    return taken
+    if not rows.update(next_try_at=now + LEASE, attempts=F("attempts") + 1):
+        return None
+    return Delivery.objects.select_related("channel").filter(pk=delivery.pk).first()
 
 
 def _deliver(delivery: Delivery, clock: Callable[[], datetime]) -> bool:
     """Sends one leased row and writes down what came of it; whether it was taken."""
     try:
+        if not delivery.channel.enabled and delivery.event != Delivery.Event.TEST:
+            raise SendError("the channel was switched off", permanent=True)
         kind = channels().get(delivery.channel.kind)
         if kind is None:
             known = ", ".join(sorted(channels()))
@@ -141,7 +168,11 @@ def _failed(delivery: Delivery, error: SendError, now: datetime) -> None:
 
 
 def _save(delivery: Delivery) -> None:
+    """Of a row that is gone, with its channel, nothing is written; nor is one tried again that was
+    given up while it was being sent."""
     fields = ["state", "sent_at", "last_status", "last_error", "permanent"]
+    rows = Delivery.objects.filter(pk=delivery.pk)
     if delivery.state == Delivery.State.PENDING:
         fields.append("next_try_at")
-    delivery.save(update_fields=fields)
+        rows = rows.filter(state=Delivery.State.PENDING)
+    rows.update(**{field: getattr(delivery, field) for field in fields})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import httpx
 
@@ -60,13 +61,24 @@ def post(url: str, *, body: bytes, headers: Mapping[str, str]) -> Answer:
             f"message has {len(body)} bytes, allowed: {MESSAGE_BYTES_MAX}", permanent=True
         )
     try:
-        return asyncio.run(asyncio.wait_for(_post(url, body, headers), TIMEOUT_S))
+        return _within(TIMEOUT_S, _post(url, body, headers))
     except (TimeoutError, httpx.TimeoutException):
         raise SendError(f"no answer within {TIMEOUT_S:g} s", permanent=False) from None
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise SendError(f"address {url!r}: {error}", permanent=True) from None
     except httpx.HTTPError as error:
         raise SendError(f"{type(error).__name__}: {error}", permanent=False) from None
+
+
+def _within(seconds: float, posting: Coroutine[Any, Any, Answer]) -> Answer:
+    """The answer, or TimeoutError. As asyncio.run, but it does not wait at the end for a name that
+    is still being looked up: that is done in a thread, which takes as long as the resolver does."""
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(asyncio.wait_for(posting, seconds))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
 
 
 async def _post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:

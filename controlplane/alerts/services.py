@@ -61,12 +61,17 @@ def channel_update(*, channel: Channel, spec: Mapping[str, Any], by: str, now: d
     """
     if spec.get("kind", channel.kind) != channel.kind:
         raise _error("kind", spec["kind"], _("%s, as it is; make another") % channel.kind)
-    for name, value in _cleaned(spec, channel).items():
-        setattr(channel, name, value)
     with transaction.atomic():
         Tenant.objects.select_for_update().get(pk=channel.tenant_id)
+        now_stored = Channel.objects.filter(pk=channel.pk).first()
+        if now_stored is None:
+            raise ChannelError("name", _("the channel was removed meanwhile"))
+        channel = now_stored  # someone else may have changed it since it was read
+        changed = _cleaned(spec, channel)
+        for name, value in changed.items():
+            setattr(channel, name, value)
         _name_check(channel)
-        channel.save()
+        channel.save(update_fields=list(changed))
         if not channel.enabled:
             channel.deliveries.filter(state=Delivery.State.PENDING).update(
                 state=Delivery.State.FAILED, last_error="the channel was switched off"
@@ -77,23 +82,35 @@ def channel_update(*, channel: Channel, spec: Mapping[str, Any], by: str, now: d
 
 
 def channel_remove(*, channel: Channel, by: str, now: datetime) -> None:
-    """Deletes it, what was still to be sent there, and its log."""
+    """Deletes it, what was still to be sent there, and its log. Again: changes nothing."""
     with transaction.atomic():
-        _note(channel, "removed", by, now, **_facts(channel))
-        channel.delete()
+        Tenant.objects.select_for_update().get(pk=channel.tenant_id)
+        if Channel.objects.filter(pk=channel.pk).delete()[0]:
+            _note(channel, "removed", by, now, **_facts(channel))
 
 
 def channel_test(*, channel: Channel, by: str, now: datetime) -> Delivery:
-    """Sends a test at once, once; the row says what came of it. Takes up to SEND_WITHIN_S."""
-    delivery = Delivery.objects.create(
-        tenant_id=channel.tenant_id,
-        channel=channel,
-        event=Delivery.Event.TEST,
-        message=compose_test(channel, by=by, now=now),
-        attempts=1,
-        next_try_at=now + LEASE,
-        created_at=now,
-    )
+    """Sends a test at once, once; the row says what came of it. Takes up to SEND_WITHIN_S.
+
+    One of a tenant at a time, as each holds a web thread. Raises ChannelError for another.
+    """
+    with transaction.atomic():
+        Tenant.objects.select_for_update().get(pk=channel.tenant_id)
+        under_way = Delivery.objects.filter(
+            tenant=channel.tenant_id, event=Delivery.Event.TEST, state=Delivery.State.PENDING,
+            next_try_at__gt=now,
+        )  # fmt: skip
+        if under_way.exists():
+            raise ChannelError("name", _("another test is on its way; wait for its answer"))
+        delivery = Delivery.objects.create(
+            tenant_id=channel.tenant_id,
+            channel=channel,
+            event=Delivery.Event.TEST,
+            message=compose_test(channel, by=by, now=now),
+            attempts=1,
+            next_try_at=now + LEASE,
+            created_at=now,
+        )
     deliver_once(delivery, now)
     _note(channel, "tested", by, now, state=delivery.state)
     return delivery
@@ -221,4 +238,5 @@ def _text(spec: Mapping[str, Any], key: str, chars_max: int, *, shown: bool = Tr
 
 def _error(param: str, value: object, allowed: str) -> ChannelError:
     words = _("%(param)s=%(value)r: allowed: %(allowed)s")
-    return ChannelError(param, words % {"param": param, "value": value, "allowed": allowed})
+    shown = value if len(repr(value)) <= URL_CHARS_MAX else f"{str(value)[:URL_CHARS_MAX]}…"
+    return ChannelError(param, words % {"param": param, "value": shown, "allowed": allowed})

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 
@@ -66,7 +67,9 @@ def main() -> int:
     for number in ENDINGS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.default_int_handler)
-    house = receiver = recorded = None
+    house: House | None = None
+    receiver: Receiver | None = None
+    recorded: Path | None = None
     try:
         recorded = record(chosen.home / "run", "demo", os.getpid())
         scenario = SCENARIOS[chosen.scenario] if chosen.scenario else None
@@ -124,6 +127,7 @@ def house_for(scenario: Scenario | None, chosen: argparse.Namespace, ports: Port
         model=chosen.model,
         scrape_s=pace.scrape_s,
         engine_options=scenario.engine_options if scenario else (),
+        objectives=scenario.promises if scenario else (),
         faults=scenario is not None,
     )
 

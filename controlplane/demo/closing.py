@@ -93,7 +93,7 @@ def _actions(actions: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
             yield row["created_at"], "proposed", what
         yield applied, "acted", what
         came_of_it = row["outcome"].get("sentence") or row["sentence"]
-        yield row["ended_at"], ENDED.get(row["state"], row["state"]), came_of_it
+        yield row["ended_at"], ENDED.get(row["state"]) or str(row["state"]), came_of_it
 
 
 def steps(action: Row) -> str:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
@@ -72,7 +73,8 @@ class House:
     """Prepares and runs one house. `settings` are TRIMTAB_… variables for the control plane.
 
     `engine_options` are added to the engine's command line; `faults` opens its door for faults.
-    Of more `engines` than one, all under one agent, the others are processes called by their names.
+    `objectives` are promised besides those of every house. Of more `engines` than one, all under
+    one agent, the others are processes called by their names.
     """
 
     home: Path
@@ -84,6 +86,7 @@ class House:
     engine_name: str = "engine-0"
     node: str = "node-0"
     engine_options: tuple[str, ...] = ()
+    objectives: tuple[Mapping[str, Any], ...] = ()
     faults: bool = False
     engines: int = 1
 
@@ -130,7 +133,7 @@ class House:
         """Owner, tokens, objectives, channel. Raises NotReady with what was printed."""
         done = subprocess.run(
             [sys.executable, "-m", "controlplane.demo.prepare",
-             f"http://127.0.0.1:{self.ports.receiver}/"],
+             f"http://127.0.0.1:{self.ports.receiver}/", json.dumps(self.objectives)],
             env={**os.environ, **self.env},
             capture_output=True,
             text=True,

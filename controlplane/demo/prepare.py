@@ -1,8 +1,9 @@
 """What a fresh house needs before its processes start: owner, tokens, objectives, a channel.
 
-`python -m controlplane.demo.prepare WEBHOOK_URL` prints the secrets as JSON; TRIMTAB_HOME says for
-which house. Running it again keeps what is there. Secrets are kept in TRIMTAB_HOME/demo.json
-(mode 600), because the database holds only their hashes.
+`python -m controlplane.demo.prepare WEBHOOK_URL [OBJECTIVES]` prints the secrets as JSON;
+TRIMTAB_HOME says for which house, OBJECTIVES is a JSON list of more than the usual. Running it
+again keeps what is there. Secrets are kept in TRIMTAB_HOME/demo.json (mode 600), because the
+database holds only their hashes.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import django
+
+from controlplane.demo.scenarios import SCENARIOS
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -55,7 +59,7 @@ OBJECTIVES: list[dict[str, Any]] = [
 ]
 
 
-def prepare(webhook_url: str) -> dict[str, str]:
+def prepare(webhook_url: str, more: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
     from django.conf import settings
     from django.core.management import call_command
 
@@ -64,6 +68,7 @@ def prepare(webhook_url: str) -> dict[str, str]:
     from controlplane.accounts.selectors import token_find
     from controlplane.accounts.services import token_create
     from controlplane.alerts.models import Channel
+    from slo.models import Objective
     from slo.services import objective_apply
 
     call_command("migrate", verbosity=0, interactive=False)
@@ -74,8 +79,12 @@ def prepare(webhook_url: str) -> dict[str, str]:
         if token_find(kept.get(kind, ""), kinds={kind}) is None:
             _, kept[kind] = token_create(tenant=login.tenant, kind=kind, name="demo")
     keep_secret(kept_at, json.dumps(kept))
-    for spec in OBJECTIVES:
+    for spec in (*OBJECTIVES, *more):
         objective_apply(tenant=login.tenant, spec=spec)
+    # What only another story promised, played in this house before, is promised no longer.
+    others = {promise["slug"] for each in SCENARIOS.values() for promise in each.promises}
+    others -= {spec["slug"] for spec in more}
+    Objective.objects.filter(tenant=login.tenant, slug__in=others).update(enabled=False)
     Channel.objects.update_or_create(
         tenant=login.tenant, name="terminal", defaults={"kind": "webhook", "url": webhook_url}
     )
@@ -84,4 +93,5 @@ def prepare(webhook_url: str) -> dict[str, str]:
 
 if __name__ == "__main__":
     django.setup()
-    json.dump(prepare(sys.argv[1]), sys.stdout)
+    promised = json.loads(sys.argv[2]) if len(sys.argv) > 2 else []
+    json.dump(prepare(sys.argv[1], promised), sys.stdout)

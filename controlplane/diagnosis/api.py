@@ -134,6 +134,9 @@ class DiagnosisShape(Shape):
     score = serializers.FloatField()
     because = serializers.CharField()
     facts = serializers.DictField()
+    also = serializers.ListField(
+        child=serializers.DictField(), help_text="named beside the cause; `because` tells of both"
+    )
     remedy = serializers.ListField(child=serializers.DictField())
     window_start = serializers.DateTimeField()
     window_end = serializers.DateTimeField()

@@ -13,22 +13,20 @@ from __future__ import annotations
 from functools import cache
 from typing import Protocol
 
+from controlplane.diagnosis.capacity import BUSY, WAITING, capacity_per_s, working
 from controlplane.diagnosis.demand import GREW_MIN, arrivals, demand_grew, lengths
 from controlplane.diagnosis.facts import (
     BEYOND_MIN,
     CAP,
-    GRAPH_STEPS,
     KV_BLOCKS,
     KV_USED,
     PREEMPTIONS,
     QUEUE_TIME,
     RUNNING,
-    WAITING,
     Fact,
     beyond_fact,
     ceiling_per_s,
     counts_requests,
-    eager_share,
     follows_from_slowness,
     measured,
     ms,
@@ -50,13 +48,11 @@ from controlplane.diagnosis.scene import (
     percentile,
 )
 from controlplane.diagnosis.step_time import (
-    RESIDUAL_MAX,
+    EAGER_GREW_MAX,
+    GRAPH_STEPS,
     STEP_TIME,
-    T_MIN,
-    Fit,
     StepTime,
-    capacity_per_s,
-    points,
+    eager_share,
     step_time,
 )
 from slo.plugins import plugins
@@ -64,7 +60,9 @@ from slo.plugins import plugins
 # All a cause needs comes from here: a plug-in imports its contract and nothing else of ours.
 __all__ = [
     "BEYOND_MIN",
+    "BUSY",
     "CAP",
+    "EAGER_GREW_MAX",
     "GRAPH_STEPS",
     "GREW_MIN",
     "INFEASIBLE",
@@ -73,11 +71,9 @@ __all__ = [
     "METRIC_OF",
     "PREEMPTIONS",
     "QUEUE_TIME",
-    "RESIDUAL_MAX",
     "RUNNING",
     "SCORE_MIN",
     "STEP_TIME",
-    "T_MIN",
     "UNKNOWN",
     "WAITING",
     "WORD_OF",
@@ -85,7 +81,6 @@ __all__ = [
     "Change",
     "Fact",
     "Finding",
-    "Fit",
     "Histogram",
     "Point",
     "Scene",
@@ -109,12 +104,12 @@ __all__ = [
     "measured",
     "ms",
     "percentile",
-    "points",
     "score",
     "shed_wishes",
     "slower_fact",
     "step_time",
     "traffic_fact",
+    "working",
 ]
 
 UNKNOWN = "unknown"

@@ -38,6 +38,14 @@ def lengths(scene: Scene, *, reference: bool = False) -> Lengths | None:
     return None if reference else lengths(scene, reference=True)
 
 
+def longer(scene: Scene) -> float:
+    """How many times as long as before requests are, in the length that grew more; 1 if unknown."""
+    now, before = lengths(scene), lengths(scene, reference=True)
+    if now is None or before is None or not all(before):
+        return 1.0
+    return max(new / old for new, old in zip(now, before, strict=True))
+
+
 def demand_grew(scene: Scene) -> float | None:
     """How many times the work of before arrives: requests a second times how much longer they are.
 
@@ -47,11 +55,7 @@ def demand_grew(scene: Scene) -> float | None:
     load = arrivals(scene)
     if load.value is None or not load.before:
         return None
-    now, before = lengths(scene), lengths(scene, reference=True)
-    longer = 1.0
-    if now and before and all(before):
-        longer = max(new / old for new, old in zip(now, before, strict=True))
-    return load.value / load.before * longer
+    return load.value / load.before * longer(scene)
 
 
 def demand_text(scene: Scene) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from controlplane.diagnosis.capacity import capacity_per_s
 from controlplane.diagnosis.demand import (
     ARRIVALS,
     GREW_MIN,
@@ -16,7 +17,7 @@ from controlplane.diagnosis.demand import (
     demand_text,
 )
 from controlplane.diagnosis.scene import Point, Scene, Track
-from controlplane.diagnosis.step_time import STEP_TIME, capacity_per_s, step_time
+from controlplane.diagnosis.step_time import SLOWER_MAX, STEP_TIME, step_time
 
 # What a cause can reach at most when one fact it cannot do without fails or was not measured.
 SCORE_REFUTED_MAX = 0.4
@@ -24,13 +25,10 @@ BEYOND_MIN = 1.1  # arrivals so far above what the engine serves are no error of
 
 CAP = "max_num_seqs"
 RUNNING = "vllm:num_requests_running"
-WAITING = "vllm:num_requests_waiting"
 QUEUE_TIME = "vllm:request_queue_time_seconds"
 KV_USED = "vllm:kv_cache_usage_perc"
 KV_BLOCKS = "engine:kv_blocks"
 PREEMPTIONS = "vllm:num_preemptions_total"
-GRAPH_STEPS = "engine:graph_steps_total"
-GRAPH_MISSES = "engine:graph_misses_total"
 
 
 @dataclass(frozen=True)
@@ -128,11 +126,15 @@ def slower_fact(
         )
     bar = step.slower_max if bar is None else bar
     slowed = slower > bar
-    text = (
-        f"{slower:.0%} of a step's time is more than its tokens explain: something slows the steps"
-        if slowed
-        else f"Steps are as fast as their tokens let expect, within {bar:.0%}"
-    )
+    if slowed:
+        text = f"{slower:.0%} of a step's time is more than its tokens explain: something slows it"
+    elif bar > 2 * SLOWER_MAX:
+        text = (
+            f"{max(0.0, slower):.0%} of a step's time is more than its tokens explain; {bar:.0%} "
+            "may be for so much larger steps or longer requests than any before"
+        )
+    else:
+        text = f"Steps are as fast as their tokens let expect, within {bar:.0%}"
     return measured(
         text,
         slowed is wanted,
@@ -221,26 +223,6 @@ def follows_from_slowness(scene: Scene) -> tuple[str, ...]:
     if blocks.value is None or blocks.before is None or blocks.value >= 0.99 * blocks.before:
         follow.append("kv_pool_exhausted")
     return tuple(follow)
-
-
-def eager_share(scene: Scene) -> Track:
-    """Of the steps a captured graph could have run, the share that ran without one.
-
-    A step nobody captures a graph for (a prompt in it) is not counted, nor is a batch too large for
-    any graph, where the engine does not say how large that is. None where steps are not counted by
-    how they ran.
-    """
-
-    def share(reference: bool) -> float | None:
-        steps = scene.growth_by(GRAPH_STEPS, "mode", reference=reference)
-        misses = scene.growth_by(GRAPH_MISSES, "reason", reference=reference)
-        if scene.engine.graph_seqs_max is not None:
-            misses.pop("shape", None)
-        missed = sum(misses.values())
-        eager, total = steps.get("eager", 0.0) - missed, sum(steps.values()) - missed
-        return max(0.0, eager) / total if total > 0 else (0.0 if steps else None)
-
-    return Track(share(True), share(False))
 
 
 def ms(seconds: float | None) -> str:

@@ -38,7 +38,9 @@ class Ranking:
     def because(self) -> str:
         """The sentence of the first, and of what else is wrong beside it."""
         first, *more = self.named or (self.best,)
-        return "; besides, ".join([first.because, *(f.because for f in more)])
+        what, because, _ = first.because.partition("because ")  # what is said once
+        said = what + because if because else ""
+        return "; besides, ".join([first.because, *(f.because.removeprefix(said) for f in more)])
 
 
 def rank(findings: Sequence[Finding]) -> Ranking:

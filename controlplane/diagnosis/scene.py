@@ -147,6 +147,24 @@ class Histogram:
     def mean(self) -> float | None:
         return self.sum / self.count if self.count else None
 
+    def above(self, value: float) -> float:
+        """How many events are above a value, linear within its bucket."""
+        more, low = self.count, 0.0
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            if bound > value:
+                return more - count * max(0.0, value - low) / (bound - low)
+            more, low = more - count, bound
+        return more
+
+    def bound(self, q: float) -> float | None:
+        """The upper bound of the bucket the quantile falls in; None without events or bound."""
+        rank, seen = q * self.count, 0.0
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            seen += count
+            if count and seen >= rank:
+                return bound
+        return None
+
     def quantile(self, q: float) -> float | None:
         """Linear within the bucket, as Prometheus' histogram_quantile; None without events.
 
@@ -186,6 +204,11 @@ class Scene:
     @property
     def window_s(self) -> float:
         return self.incident.step_s
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of what `steps` and `sums` give."""
+        return self.incident.step_s / STEPS_PER_WINDOW
 
     @property
     def where(self) -> dict[str, str]:
@@ -236,6 +259,15 @@ class Scene:
         if grid is None:
             return None
         return _merged(self._histogram(metric, grid))
+
+    def histogram_by(self, metric: str, label: str) -> dict[str, Histogram]:
+        """All events of the incident by a label's value, each in one histogram."""
+        found = self.once(
+            ("histogram_by", metric, label),
+            lambda: self.reader.histogram(metric, self.incident, where=self.where, by=(label,)),
+        )
+        merged = ((one.labels.get(label, ""), _merged([one])) for one in found)
+        return {value: histogram for value, histogram in merged if histogram}
 
     def means(self, metric: str) -> Track:
         """Mean event of a histogram: over the reference, over the incident, per window."""

@@ -19,6 +19,7 @@ from controlplane.diagnosis.scene import (
 )
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engines_of
+from slo.budget import Counts, window_is_bad
 from slo.models import Objective, Reading
 from tracing.types import Grid, Reader, Series
 
@@ -26,6 +27,7 @@ INCIDENT_WINDOWS_MAX = 20
 OVERLAPPING_MAX = 20
 HAND_WINDOWS = 4  # a change by hand so shortly before the onset may be why
 REFERENCE_WINDOWS_MAX = 20
+REFERENCE_WINDOWS_MIN = 4  # of fewer good ones between two runs of bad ones, those before both
 
 
 def engine_of(incident: Incident) -> Engine | None:
@@ -80,11 +82,12 @@ def scene_of(*, incident: Incident, reader: Reader, now: datetime) -> Scene | No
     engine = _engine_facts(incident)
     end = newest.window_end
     # What else went bad there meanwhile may be the same thing: then it began with the first.
-    others = [other.bad_since for other in overlapping(incident)]
-    began = min([incident.bad_since, *others])
-    # The window before the first bad one is the onset: neither before nor during.
-    onset = began - window
-    past = onset - REFERENCE_WINDOWS_MAX * window
+    others = [
+        other.run_since
+        for other in overlapping(incident)
+        if other.closed_at is None or other.closed_at > incident.run_since
+    ]
+    past, onset = before(incident, min([incident.run_since, *others]), window)
     recent = Grid(max(past, end - 2 * INCIDENT_WINDOWS_MAX * window), end, newest.window_s)
     changes = changes_of(reader, engine, recent)
     start = max(incident.run_since, end - INCIDENT_WINDOWS_MAX * window)
@@ -102,6 +105,32 @@ def scene_of(*, incident: Incident, reader: Reader, now: datetime) -> Scene | No
         reference=reference_of(past, onset, newest.window_s, changes),
         changes=changes,
     )
+
+
+def before(incident: Incident, began: datetime, window: timedelta) -> tuple[datetime, datetime]:
+    """From when to when it was as it should be, before what `began` then.
+
+    The window before the first bad one is the onset: neither before nor during. What went bad again
+    is held against the good windows since, under the settings and the load of late; against those
+    before it all where that are too few.
+    """
+    objective, onset = incident.objective, began - window
+    past = onset - REFERENCE_WINDOWS_MAX * window
+    if incident.bad_again_since is None:
+        return past, onset
+    rows = Reading.objects.filter(
+        objective=objective, scope=incident.scope, window_end__gt=past, window_end__lte=onset
+    )
+    bad = [
+        row.window_end
+        for row in rows
+        if window_is_bad(Counts(row.good, row.total), objective.target, objective.fast_burn)
+    ]
+    good_since = max([past, *bad])
+    if onset - good_since >= REFERENCE_WINDOWS_MIN * window:
+        return good_since, onset
+    first = incident.bad_since - window
+    return first - REFERENCE_WINDOWS_MAX * window, first
 
 
 def reference_of(

@@ -1,4 +1,4 @@
-"""What an engine's step takes its time for, and how many requests that lets it serve.
+"""What an engine's step takes its time for, and whether it takes longer than it did before.
 
 Fitted on the engine's own windows, before and during an incident, in thirds of a control window:
 
@@ -11,40 +11,40 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from controlplane.diagnosis.demand import GREW_MIN, demand_grew, lengths
-from controlplane.diagnosis.scene import Scene
+from controlplane.diagnosis.demand import GREW_MIN, demand_grew, longer
+from controlplane.diagnosis.scene import Scene, Track
 
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 RESIDUAL_MAX = 0.25  # a fit that misses by more is not trusted (LOOP 3.6)
 SLOWER_MAX = 0.15  # steps this much slower than before at the same tokens: another cause
-T_MIN = 2.0  # a coefficient this many standard errors from 0 is told apart from noise
+T_MIN = 2.0  # so many standard errors tell a number apart from noise
 POINTS_MIN = 8  # three coefficients want more than three points
 BACK_POINTS_MIN = 5  # of an incident's first windows, to be drawn back to the windows before
 STEPS_MIN = 5  # a point of fewer steps is noise
+EAGER_GREW_MAX = 0.1  # more of the steps run without a captured graph than before: that slows them
 
 STEP_TIME = "engine:step_seconds"
 STEPS = "engine:steps_total"
 PREFILL = "engine:step_prefill_tokens_total"
 DECODE = "engine:step_decode_tokens_total"
-STEP_TOKENS = "vllm:iteration_tokens_total"
-BUDGET = "max_num_batched_tokens"
+GRAPH_STEPS = "engine:graph_steps_total"
+GRAPH_MISSES = "engine:graph_misses_total"
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Seconds. `t_b`, `t_c`: standard errors from 0; `residual`: root mean square miss ÷ mean."""
+    """Seconds. `a_error`: standard error of `a`; `residual`: root mean square miss ÷ mean."""
 
     a: float
     b: float
     c: float
-    t_b: float
-    t_c: float
+    a_error: float
     residual: float
 
     @property
@@ -52,42 +52,27 @@ class Fit:
         return self.residual <= RESIDUAL_MAX
 
     @property
-    def cheapest(self) -> Fit:
-        """With tokens as cheap as two standard errors allow: what it serves then is the most."""
-        b = self.b * max(0.0, 1 - T_MIN / self.t_b) if self.t_b else 0.0
-        c = self.c * max(0.0, 1 - T_MIN / self.t_c) if self.t_c else 0.0
-        return replace(self, b=b, c=c)
+    def a_most(self) -> float:
+        return self.a + T_MIN * self.a_error
 
     def step_s(self, prompt: float, running: float) -> float:
         return self.a + self.b * prompt + self.c * running
-
-    def served_per_s(self, running: float, prompt: float, output: float) -> float | None:
-        """Requests of so many tokens that a batch of `running` finishes per second.
-
-        Each gets a token a step, so running ÷ output of them finish in it and as many start.
-        None where neither of its tokens' costs can be told from noise: either alone bounds it.
-        """
-        if not self.trusted or max(self.t_b, self.t_c) < T_MIN or output <= 0:
-            return None
-        finished = running / output
-        return finished / self.step_s(prompt * finished, running)
 
 
 @dataclass(frozen=True)
 class StepTime:
     """`fit` over all windows, `before` over the reference alone, None when that cannot be fitted.
 
-    `p`, `d`: mean prompt and decode tokens of an incident's step, `p_high` of its heavy one.
-    `slower` is the share of the step that `before` does not explain, None when it cannot be told;
-    it says something above `slower_max`. `fixed`: what is left of the step when `before`'s costs
-    of its tokens are taken off.
+    `p`, `d`: mean prompt and decode tokens of an incident's step. `slower` is the share of the step
+    that `before` does not explain, None when it cannot be told; it says something above
+    `slower_max`. `fixed`: what is left of the step when `before`'s costs of its tokens are taken
+    off.
     """
 
     fit: Fit
     before: Fit | None
     p: float
     d: float
-    p_high: float
     slower: float | None
     slower_max: float
     fixed: float | None
@@ -107,16 +92,24 @@ def step_time(scene: Scene) -> StepTime | None:
     return scene.once(("step_time",), lambda: _step_time(scene))
 
 
-def capacity_per_s(scene: Scene, running: float, *, at_most: bool = False) -> float | None:
-    """Requests per second a batch of `running` would serve at the engine's healthy speed.
+def eager_share(scene: Scene) -> Track:
+    """Of the steps a captured graph could have run, the share that ran without one.
 
-    `at_most`: within the error of the fit.
+    A step nobody captures a graph for (a prompt in it) is not counted, nor is a batch too large for
+    any graph, where the engine does not say how large that is. None where steps are not counted by
+    how they ran.
     """
-    step, tokens = step_time(scene), lengths(scene)
-    if step is None or tokens is None:
-        return None
-    fit = step.healthy
-    return (fit.cheapest if at_most else fit).served_per_s(running, *tokens)
+
+    def share(reference: bool) -> float | None:
+        steps = scene.growth_by(GRAPH_STEPS, "mode", reference=reference)
+        misses = scene.growth_by(GRAPH_MISSES, "reason", reference=reference)
+        if scene.engine.graph_seqs_max is not None:
+            misses.pop("shape", None)
+        missed = sum(misses.values())
+        eager, total = steps.get("eager", 0.0) - missed, sum(steps.values()) - missed
+        return max(0.0, eager) / total if total > 0 else (0.0 if steps else None)
+
+    return Track(share(True), share(False))
 
 
 def points(scene: Scene, *, reference: bool = False) -> Matrix:
@@ -149,9 +142,8 @@ def _step_time(scene: Scene) -> StepTime | None:
         before=before,
         p=p,
         d=d,
-        p_high=_heavy_prefill(scene, p, d),
         slower=slower,
-        slower_max=SLOWER_MAX if _comparable(scene, old, new) else SLOWER_MAX * _stretch(old, new),
+        slower_max=_bar(1.0 if _comparable(scene, old, new) else _stretch(scene, old, new)),
         fixed=fixed,
     )
 
@@ -162,14 +154,26 @@ def _comparable(scene: Scene, old: Matrix, new: Matrix) -> bool:
     A line through small batches misses large ones where the cost of a request grows with them. Not
     so when no more work arrives: the batches are larger because the steps are slower. Nor when the
     line through the large ones, drawn back, lies above the small ones of before: costs that grow
-    with the batch would have it below.
+    with the batch would have it below. Costs that grow with a request's length have it above, so
+    that this tells nothing when they have become longer.
     """
     more = demand_grew(scene)
     if more is not None and more < GREW_MIN:
         return True
+    if longer(scene) >= GREW_MIN:
+        return False
     now = _fit(new, points_min=BACK_POINTS_MIN)
     excess = _excess(now, new, old) if now else None
     return excess is not None and excess < -SLOWER_MAX
+
+
+def _bar(stretch: float) -> float:
+    """The share of a step from which on it is slower, where it holds `stretch` times as much.
+
+    A token costs more the more of them there are and the longer what it attends to, but no more
+    than in proportion.
+    """
+    return 1 - (1 - SLOWER_MAX) / stretch
 
 
 def _fit(rows: Matrix, *, points_min: int = POINTS_MIN) -> Fit | None:
@@ -188,8 +192,7 @@ def _fit(rows: Matrix, *, points_min: int = POINTS_MIN) -> Fit | None:
         a=float(coefficients[0]),
         b=float(coefficients[1]),
         c=float(coefficients[2]),
-        t_b=float(coefficients[1] / max(spread[1], 1e-12)),
-        t_c=float(coefficients[2] / max(spread[2], 1e-12)),
+        a_error=float(spread[0]),
         residual=float(np.sqrt(np.mean(error**2)) / times.mean()),
     )
 
@@ -217,26 +220,12 @@ def _excess(fit: Fit, fitted: Matrix, rows: Matrix) -> float | None:
     return excess
 
 
-def _stretch(old: Matrix, new: Matrix) -> float:
-    """How far beyond what was seen before the incident's steps lie, 1 or more."""
+def _stretch(scene: Scene, old: Matrix, new: Matrix) -> float:
+    """How far beyond what was seen before the incident's steps and requests lie, 1 or more."""
     if not len(old):
         return 1.0
     seen, now = old[:, 1:].max(axis=0), new[:, 1:].mean(axis=0)
-    return float(max(1.0, *(now / np.maximum(seen, 1e-9))))
-
-
-def _heavy_prefill(scene: Scene, p: float, d: float) -> float:
-    """Prompt tokens in a heavy step (p99 of tokens per step less the decode), at least the mean.
-
-    Never above what the knobs allow; the mean when tokens per step are not measured.
-    """
-    tokens = scene.histogram(STEP_TOKENS)
-    high = tokens.quantile(0.99) if tokens else None
-    budget = scene.engine.number(BUDGET)
-    allowed = math.inf if budget is None else budget - d
-    if high is None or (math.isinf(high) and math.isinf(allowed)):
-        return p
-    return max(p, min(high - d, allowed))
+    return float(max(1.0, longer(scene), *(now / np.maximum(seen, 1e-9))))
 
 
 def nonnegative_least_squares(design: Matrix, target: Vector) -> Vector:

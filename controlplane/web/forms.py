@@ -7,18 +7,20 @@ from datetime import timedelta
 from typing import Any
 
 from django import forms
-from django.contrib.auth.forms import PasswordChangeForm, SetPasswordForm
+from django.contrib.auth.forms import AuthenticationForm, PasswordChangeForm, SetPasswordForm
 from django.core.exceptions import ValidationError
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy as _
 
 from controlplane.accounts.members import NAME_CHARS_MAX as MEMBER_CHARS_MAX
 from controlplane.accounts.models import Membership, Token
+from controlplane.accounts.throttle import Buckets
 from controlplane.actions.orders import REASON_CHARS_MAX as WHY_CHARS_MAX
 from controlplane.alerts import services as alerts
 from controlplane.alerts.channel import channels
 from controlplane.alerts.models import Channel, Severity
 
+SIGN_INS_PER_MIN = 10
 # Words for what the services know by number.
 LASTING: dict[str, tuple[timedelta, Promise]] = {
     "1h": (timedelta(hours=1), _("1 hour")),
@@ -218,6 +220,27 @@ class MemberForm(PageForm):
     role = forms.ChoiceField(
         label=_("Role"), choices=Membership.Role.choices, initial=Membership.Role.VIEWER
     )
+
+
+class SignInForm(AuthenticationForm):
+    """Django's, with SIGN_INS_PER_MIN tries at each name from each address, until one is right."""
+
+    error_messages = {
+        **AuthenticationForm.error_messages,
+        "invalid_login": _("Name and password do not match. Passwords know upper from lower case."),
+    }
+    _tries = Buckets()
+
+    def clean(self) -> dict[str, Any]:
+        assert self.request is not None
+        address = self.request.META.get("REMOTE_ADDR", "")
+        caller = f"{address} {self.cleaned_data.get('username', '')}"
+        if self._tries.take(caller, SIGN_INS_PER_MIN) is not None:
+            raise ValidationError(_("Too many tries at this name: wait a few seconds."))
+        given = super().clean()
+        if self.get_user() is not None:
+            self._tries.refill(caller)
+        return given
 
 
 class OwnPasswordForm(PasswordChangeForm):

@@ -74,7 +74,7 @@ class Readings:
         self.values: Mapping[tuple[str, ...], float] = {
             tuple(series.labels[name] for name in measure.by): value
             for series in found
-            if (value := series.last()) is not None
+            if (value := series.last()) is not None and math.isfinite(value)
         }
         self.most = max(self.values.values(), default=0.0)
 

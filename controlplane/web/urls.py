@@ -7,6 +7,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from django.views.i18n import set_language
 
+from controlplane.web.forms import SignInForm
 from controlplane.web.live import events
 from controlplane.web.pages.actions import action_link, action_order
 from controlplane.web.pages.contracts import contract, contracts
@@ -69,7 +70,11 @@ SETTINGS = [
 ]
 urlpatterns = [
     path("", overview, name="overview"),
-    path("login/", LoginView.as_view(redirect_authenticated_user=True), name="login"),
+    path(
+        "login/",
+        LoginView.as_view(authentication_form=SignInForm, redirect_authenticated_user=True),
+        name="login",
+    ),
     path("welcome/<str:uidb64>/<str:token>/", ChoosePassword.as_view(), name="password-choose"),
     path("logout/", LogoutView.as_view(), name="logout"),
     path("language/", set_language, name="language"),

@@ -23,17 +23,17 @@ CHOSEN = "keeps-the-tide-out-7"
 
 
 @pytest.fixture
-def tenant() -> Tenant:
-    return tenant_create(slug="acme", name="Acme")
-
-
-@pytest.fixture
 def owner(tenant: Tenant) -> Membership:
     return members.member_add(tenant=tenant, name="ada", role="owner", actor="trimtab")
 
 
 def grace(tenant: Tenant) -> Membership:
     return members.member_add(tenant=tenant, name="grace", role="viewer", actor="ada")
+
+
+def chooses(member: Membership) -> None:
+    member.user.set_password(CHOSEN)
+    member.user.save()
 
 
 def follow(url: str, password: str = CHOSEN) -> tuple[Client, int]:
@@ -81,7 +81,7 @@ def test_a_weak_password_is_not_taken_and_the_link_stays_good(
 @pytest.mark.parametrize(
     ("name", "role", "param"),
     [("", "viewer", "name"), ("a b", "viewer", "name"), ("x" * 151, "viewer", "name"),
-     ("ADA", "viewer", "name"), ("grace", "queen", "role")],
+     ("ADA", "viewer", "name"), ("ＡＤＡ", "viewer", "name"), ("grace", "queen", "role")],
 )  # fmt: skip
 def test_who_cannot_be_let_in_is_named(
     tenant: Tenant, owner: Membership, name: str, role: str, param: str
@@ -103,8 +103,7 @@ def test_an_account_that_belongs_nowhere_is_taken_up_anew(
 ) -> None:
     member = grace(tenant)
     User.objects.filter(username="grace").update(is_staff=True)
-    member.user.set_password(CHOSEN)
-    member.user.save()
+    chooses(member)
     members.member_remove(member=member, actor="ada")
     again = grace(tenant)
     assert again.user_id == member.user_id
@@ -147,6 +146,7 @@ def test_who_is_deactivated_sees_nothing_until_activated(tenant: Tenant, owner: 
 
 def test_the_last_active_owner_stays(tenant: Tenant, owner: Membership) -> None:
     second = members.member_add(tenant=tenant, name="joan", role="owner", actor="ada")
+    chooses(second)
     members.member_deactivate(member=second, actor="ada", now=NOW)
     for leave in (
         lambda: members.member_deactivate(member=owner, actor="ada", now=NOW),
@@ -158,6 +158,25 @@ def test_the_last_active_owner_stays(tenant: Tenant, owner: Membership) -> None:
     members.member_activate(member=second, actor="ada")
     members.member_deactivate(member=owner, actor="joan", now=NOW)
     assert membership_of(owner.user) is None
+
+
+def test_who_never_chose_a_password_is_no_owner_to_leave_a_tenant_to(
+    tenant: Tenant, owner: Membership
+) -> None:
+    second = members.member_add(tenant=tenant, name="joan", role="owner", actor="ada")
+    with pytest.raises(members.LastOwner, match="with a password"):
+        members.member_remove(member=owner, actor="ada")
+    follow(members.password_link(member=second, actor="ada"))
+    members.member_remove(member=owner, actor="ada")
+    assert [m.user.username for m in Membership.objects.all()] == ["joan"]
+
+
+def test_who_is_no_owner_goes_whatever_owners_there_are(tenant: Tenant, owner: Membership) -> None:
+    member = grace(tenant)
+    Membership.objects.filter(pk=owner.pk).update(deactivated_at=NOW)
+    members.member_deactivate(member=member, actor="trimtab", now=NOW)
+    members.member_remove(member=member, actor="trimtab")
+    assert Membership.objects.get() == owner
 
 
 def test_a_link_is_not_given_to_an_account_others_share(tenant: Tenant, owner: Membership) -> None:

@@ -101,3 +101,8 @@ def test_an_unknown_kind_and_a_taken_slug_are_refused(tenant: Tenant) -> None:
         token_create(tenant=tenant, kind="root", name="x")
     with pytest.raises(ValidationError, match="slug"):
         tenant_create(slug="acme", name="Again")
+
+
+def test_a_name_has_no_control_characters(tenant: Tenant) -> None:
+    with pytest.raises(ValidationError, match="No control characters"):
+        token_create(tenant=tenant, kind="api", name="ci\naudit default 99. ada: kept action")

@@ -33,7 +33,9 @@ class PlantAdapter(EngineAdapter):
         if self.down:
             raise Unreachable("plant is down")
         plant = self.plant
-        return EngineState(plant.config_version, dict(plant.values), "plant", plant.knobs())
+        return EngineState(
+            plant.config_version, dict(plant.values), "plant", plant.knobs(), plant.changed_by
+        )
 
     def apply(self, values: Values, *, expected_version: int, by: str) -> EngineState:
         if self.down:
@@ -119,6 +121,7 @@ class SimulatedNode:
                 "config_version": state.config_version,
                 "values": dict(state.values),
                 "knobs": {k: dict(v) for k, v in state.knobs.items()},
+                "changed_by": state.changed_by,
             }
         return EngineReport(
             name=self.plant.name,

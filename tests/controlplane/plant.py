@@ -4,12 +4,13 @@ It stands at the seam of tracing's Reader: continuous batching with chunked pref
 and a paged KV pool that grows with the tokens and sends the latest request back, to be computed
 again, when it is short. A step takes
 
-    a + b · prompt tokens + c · running requests + q · running requests²
+    a + b · prompt tokens + c · running requests + q · running requests² + k · attended
 
-of CPU, plus `eager_s` when no captured graph runs it (none does a prompt), and `slow` times that
-where others use the CPU too. Seeded, so a test tells the same story
-every time. A fault is a change of mechanics (`slow`, `captured`, `kv_tokens`, `rate`, `apply`),
-never of a number shown.
+of CPU, where `attended` are the tokens before each prompt token that is computed, plus `eager_s`
+when no captured graph runs it (none does a prompt), and `slow` times that where others use the CPU
+too; `between` goes by before the next. Seeded, so a test tells the same story every time. A fault
+is a change of mechanics (`slow`, `captured`, `kv_tokens`, `rate`, `apply`), never of a number
+shown.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class Plant:
     b: float = 0.00002
     c: float = 0.0003
     q: float = 0.0
+    k: float = 0.0
+    between: float = 0.0
     eager_s: float = 0.002
     slow: float = 1.0
     captured: bool = True
@@ -91,6 +94,7 @@ class Plant:
     kv_tokens: int = 40_000
     seed: int = 1
     config_version: int = 1
+    changed_by: str = ""
     values: dict[str, Any] = field(
         default_factory=lambda: {
             "max_num_seqs": 8,
@@ -114,7 +118,11 @@ class Plant:
         self.used = 0  # blocks of the pool
         self.counters: dict[str, float] = defaultdict(float)
         self.labelled: dict[tuple[str, str, str], float] = defaultdict(float)
-        self.histograms = {name: [0.0] * (len(b) + 2) for name, b in BOUNDS.items()}
+        self.histograms: dict[tuple[str, str], list[float]] = {
+            (name, phase): [0.0] * (len(bounds) + 2)
+            for name, bounds in BOUNDS.items()
+            for phase in (("decode", "mixed") if name == "engine:step_seconds" else ("",))
+        }
         self.store = MemoryReader(BOUNDS)
 
     @property
@@ -127,6 +135,7 @@ class Plant:
             request.blocks = self._blocks(request.computed)
         self.used = sum(request.blocks for request in self.running)
         self.config_version += 1
+        self.changed_by = by
         self.labelled["engine:config_changes_total", "by", by.split()[0]] += 1
         return self.config_version
 
@@ -143,7 +152,7 @@ class Plant:
             self._arrive()
             took = self._step()
             idle_until = min(self.next_arrival, self.next_scrape, t)
-            self.t = self.t + took if took else max(idle_until, self.t + 1e-6)
+            self.t = self.t + took + self.between if took else max(idle_until, self.t + 1e-6)
             while self.next_scrape <= self.t:
                 self._scrape(self.next_scrape)
                 self.next_scrape += self.scrape_s
@@ -188,7 +197,8 @@ class Plant:
         if not decoding and not computing:
             return 0.0
         prefill = sum(chunks[id(r)] for r in computing)
-        took = self._took(prefill, len(decoding))
+        attended = sum(n * (r.computed + n / 2) for r in computing for n in [chunks[id(r)]])
+        took = self._took(prefill, len(decoding), attended)
         self._count_step(took, prefill, len(decoding))
         for request in decoding:
             request.computed += 1
@@ -239,7 +249,7 @@ class Plant:
         self.used -= request.blocks
         request.blocks = request.computed = 0
 
-    def _took(self, prefill: int, decode: int) -> float:
+    def _took(self, prefill: int, decode: int, attended: float) -> float:
         """Graphs are captured for decode steps of up to `graph_seqs_max` requests."""
         graph = self.values["graph_capture"] == "on" and self.captured
         if graph and (prefill or decode > self.graph_seqs_max):
@@ -248,14 +258,14 @@ class Plant:
             self.labelled["engine:graph_misses_total", "reason", reason] += 1
         self.labelled["engine:graph_steps_total", "mode", "graph" if graph else "eager"] += 1
         fixed = self.a + (0.0 if graph else self.eager_s)
-        cpu = fixed + self.b * prefill + self.c * decode + self.q * decode**2
+        cpu = fixed + self.b * prefill + self.c * decode + self.q * decode**2 + self.k * attended
         cpu *= self.random.uniform(0.95, 1.05)
         self.counters["engine:forward_cpu_seconds_total"] += cpu
         self.counters["engine:forward_seconds_total"] += cpu * self.slow
         return cpu * self.slow
 
     def _count_step(self, took: float, prefill: int, decode: int) -> None:
-        self._observe("engine:step_seconds", took)
+        self._observe("engine:step_seconds", took, "mixed" if prefill else "decode")
         self._observe("vllm:iteration_tokens_total", prefill + decode)
         self.counters["engine:busy_seconds_total"] += took
         self.counters["engine:steps_total"] += 1
@@ -290,8 +300,8 @@ class Plant:
     def _free(self) -> int:
         return self.pool - self.used
 
-    def _observe(self, metric: str, value: float) -> None:
-        row, bounds = self.histograms[metric], BOUNDS[metric]
+    def _observe(self, metric: str, value: float, phase: str = "") -> None:
+        row, bounds = self.histograms[metric, phase], BOUNDS[metric]
         row[bisect_left(bounds, value)] += 1
         row[-1] += value
 
@@ -319,5 +329,5 @@ class Plant:
             self.store.add(metric, at, value, labels | extra)
         for (metric, label, value), count in self.labelled.items():
             self.store.add(metric, at, count, labels | {label: value})
-        for metric, row in self.histograms.items():
-            self.store.add(metric, at, tuple(row), labels)
+        for (metric, phase), row in self.histograms.items():
+            self.store.add(metric, at, tuple(row), labels | ({"phase": phase} if phase else {}))

@@ -98,7 +98,8 @@ def test_every_page_is_accessible_silent_and_fits(
     for name, path in paths(site).items():
         one.go(path)
         assert one.page.get_attribute("html", "lang") == language
-        one.look(f"{name}-{language}-{width}", *themes)
+        # The same markup was asked before, and its names are asked in the narrow window.
+        one.look(f"{name}-{language}-{width}", *themes, axe=themes != ("dark",))
     if language != "en":
         one.speak("en")
         assert one.page.url == site.url + "/ui/"

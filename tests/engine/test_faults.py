@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
+from engine import faults
+from engine.knobs import NotPossible
 from tests.engine.conftest import EngineProcess
 from tests.engine.test_server import change, complete, eventually, samples
 
@@ -112,3 +118,36 @@ def test_the_busy_processes_end_with_the_engine_however_it_ends(breakable: Engin
     while any(Path(f"/proc/{pid}/stat").exists() for pid in busy):
         assert time.monotonic() < deadline, "a busy process outlived its engine"
         time.sleep(0.05)
+
+
+def test_a_slow_host_that_cannot_be_made_leaves_the_step_thread_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first busy process starts, the second does not."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    assert thread.native_id is not None
+    before = os.sched_getaffinity(thread.native_id)
+    nothing: Any = None
+    runtime: Any = SimpleNamespace(changing=threading.Lock())
+    broken = faults.Faults(runtime, nothing, nothing, thread)
+    real = subprocess.Popen
+    started: list[Any] = []
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        if started:
+            raise OSError("no more processes")
+        started.append(real(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", once)
+    try:
+        with pytest.raises(NotPossible, match="slow_host: no more processes"):
+            broken.inject({"fault": "slow_host"})
+        assert os.sched_getaffinity(thread.native_id) == before
+        assert (broken.active, broken.busy, broken.affinity) == (set(), [], set())
+        assert started[0].returncode is not None
+    finally:
+        over.set()
+        thread.join()

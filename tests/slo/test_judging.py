@@ -73,15 +73,45 @@ def test_a_window_is_judged_at_once_when_each_engine_was_heard_of_after_its_end(
     one.serve(90, 10)
     judge(tenant, reader, two.serve(90, 10))
     end = two.serve(90, 10)
+    one.scrape(end - timedelta(seconds=10))
+    one.scrape(end - timedelta(seconds=5))
     now = end + timedelta(seconds=1)
-    assert objectives_judge(tenant=tenant, reader=reader, now=now) == []  # engine-0 said nothing
-    one.serve(50, 50)
+    assert objectives_judge(tenant=tenant, reader=reader, now=now) == []  # engine-0 is to come
+    one.counts[1:3] = [140, 60]
+    one.scrape(end)
     found = objectives_judge(tenant=tenant, reader=reader, now=now)
     assert [(j.scope, j.window_end, j.good) for j in found] == [
         ("engine-0", end, 50),
         ("engine-1", end, 90),
         ("", end, 140),
     ]
+
+
+def test_an_engine_that_left_is_not_waited_for(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    left, stays = Engine(reader, "engine-0"), Engine(reader, "engine-1")
+    left.serve(90, 10)
+    judge(tenant, reader, stays.serve(90, 10))
+    judge(tenant, reader, stays.serve(90, 10))
+    end = stays.serve(90, 10)
+    found = objectives_judge(tenant=tenant, reader=reader, now=end + timedelta(seconds=1))
+    newest = {j.scope: j.signal for j in found if j.window_end == end}
+    assert newest == {"engine-0": Signal.STALE, "engine-1": Signal.OK, "": Signal.OK}
+
+
+def test_engines_beyond_those_judged_one_by_one_are_given_their_time(
+    tenant: Tenant, objective: Objective, reader: MemoryReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "SCOPES_PER_OBJECTIVE_MAX", 1)
+    one, two = Engine(reader, "engine-0"), Engine(reader, "engine-1")
+    two.serve(90, 10)
+    judge(tenant, reader, one.serve(90, 10))
+    end = one.serve(90, 10)
+    now = end + timedelta(seconds=1)
+    assert objectives_judge(tenant=tenant, reader=reader, now=now) == []
+    two.serve(50, 50)
+    assert last(judge(tenant, reader, end)).good == 140
 
 
 def test_spans_that_came_do_not_tell_that_all_came(tenant: Tenant, reader: MemoryReader) -> None:

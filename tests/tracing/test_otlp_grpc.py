@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +24,7 @@ from tests.tracing.test_otlp_http import BrokenStore
 from tracing.ingest import Door
 from tracing.limits import Limits
 from tracing.query import StoreReader
-from tracing.receivers import otlp_grpc
+from tracing.receivers import otlp_grpc, replies
 from tracing.store.store import Store
 
 RIGHT = (("authorization", f"Bearer {TOKEN}"),)
@@ -181,9 +183,51 @@ def test_a_door_that_is_closing_or_cannot_store_is_unavailable(store: Store, ten
     broken.close()
 
 
-def test_a_taken_port_is_named(address: str, door: Door) -> None:
-    import asyncio
+def test_a_tenant_that_keeps_messages_back_does_not_keep_the_others_out(
+    door: Door, tenant: str, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp_grpc, "PLACE_S_MAX", 0.5)
+    theirs = (("authorization", "Bearer theirs"),)
+    over = threading.Event()
 
+    def never() -> Iterator[bytes]:
+        over.wait(20)
+        yield b""
+
+    with (
+        listening(door, tenant, {"theirs": "somebody else"}) as at,
+        grpc.insecure_channel(at.grpc) as channel,
+    ):
+        export_slowly = channel.stream_unary(otlp_grpc.TRACES)
+        held = [export_slowly.future(never(), metadata=theirs) for _ in range(otlp_grpc.READS_MAX)]
+        try:
+            # One too many of theirs, told when to come back: the others have their places.
+            refused = _done(held)
+            assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            trailing = dict(refused.trailing_metadata())
+            status = Status.FromString(trailing["grpc-status-details-bin"])
+            assert "3 of one tenant" in status.message
+            assert 1 <= retry_delay_s(status, trailing.get("google.rpc.retryinfo-bin")) <= 3
+            export(at.grpc, trace_request([span(1)]))
+            assert len(reader.trace(TRACE)) == 1
+        finally:
+            over.set()
+        answers = [call.exception(timeout=10) for call in held if call is not refused]
+        assert answers == [None] * otlp_grpc.READS_PER_TENANT_MAX
+        # The places are free again.
+        export(at.grpc, trace_request([span(2)]), theirs)
+
+
+def _done(calls: list[Any]) -> Any:
+    """The first that was answered within 10 s."""
+    done = threading.Event()
+    for call in calls:
+        call.add_done_callback(lambda _: done.set())
+    assert done.wait(10)
+    return next(call for call in calls if call.done())
+
+
+def test_a_taken_port_is_named(address: str, door: Door) -> None:
     host, _, port = address.rpartition(":")
 
     async def nobody(token: str) -> str | None:
@@ -194,3 +238,31 @@ def test_a_taken_port_is_named(address: str, door: Door) -> None:
 
     with pytest.raises(OSError, match=f"cannot listen on {address} for OTLP/gRPC"):
         asyncio.run(start())
+
+
+def test_of_one_tenant_only_so_many_wait_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp_grpc, "PLACE_S_MAX", 0.1)
+    monkeypatch.setattr(otlp_grpc, "WAITING_PER_TENANT_MAX", 2)
+
+    async def crowd() -> None:
+        places = otlp_grpc._Places()
+        go = asyncio.Event()
+
+        async def read(tenant: str) -> str:
+            try:
+                async with places.one(tenant):
+                    await go.wait()
+            except replies.Refused:
+                return "refused"
+            return "read"
+
+        reading = [asyncio.ensure_future(read("a")) for _ in range(6)]
+        await asyncio.sleep(0)
+        assert await reading[5] == "refused"  # at once: two wait already
+        assert [await reading[n] for n in (3, 4)] == ["refused"] * 2  # after PLACE_S_MAX
+        other = asyncio.ensure_future(read("b"))
+        go.set()
+        assert await asyncio.gather(*reading[:3], other) == ["read"] * 4
+        assert not places._shares
+
+    asyncio.run(crowd())

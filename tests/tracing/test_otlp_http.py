@@ -16,10 +16,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client import CollectorRegistry
 
 from tests.tracing.otlp import Metrics, span, trace_request
+from tests.tracing.test_ingest import value
 from tracing.ingest import Door
 from tracing.limits import Limits
 from tracing.query import StoreReader
-from tracing.receivers import otlp_http
+from tracing.receivers import otlp_http, replies
 from tracing.store.store import Store, StoreError, StoreLocked
 
 Post = Callable[..., tuple[int, dict[str, str], bytes]]
@@ -37,7 +38,11 @@ def poster(door: Door, tenant: str) -> Post:
 def poster_to(app: otlp_http.App) -> Post:
 
     def post(
-        body: bytes, path: str = "/v1/traces", method: str = "POST", **headers: str
+        body: bytes,
+        path: str = "/v1/traces",
+        method: str = "POST",
+        receive: otlp_http.Receive | None = None,
+        **headers: str,
     ) -> tuple[int, dict[str, str], bytes]:
         sent = {
             "authorization": "Bearer right",
@@ -58,13 +63,13 @@ def poster_to(app: otlp_http.App) -> Post:
         ]
         answers: list[Any] = []
 
-        async def receive() -> dict[str, Any]:
+        async def whole() -> dict[str, Any]:
             return messages.pop(0)
 
         async def send(message: Any) -> None:
             answers.append(message)
 
-        asyncio.run(app(scope, receive, send))
+        asyncio.run(app(scope, receive or whole, send))
         start, content = answers
         received = {k.decode(): v.decode() for k, v in start["headers"]}
         assert received["content-length"] == str(len(content["body"]))
@@ -195,6 +200,25 @@ def test_a_gzip_bomb_is_not_inflated_past_the_default_limit(post: Post) -> None:
     bomb = gzip.compress(bytes(70 * 1024 * 1024), 9)
     assert len(bomb) < 100_000
     assert post(bomb, content_encoding="gzip")[0] == 413
+
+
+def test_a_body_that_does_not_come_to_its_end_is_408_and_gives_its_room_back(
+    door: Door, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replies, "READ_S_MAX", 0.05)
+    first = True
+
+    async def trickle() -> dict[str, Any]:
+        nonlocal first
+        if not first:
+            await asyncio.sleep(60)
+        first = False
+        return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
+
+    code, _, answer = poster(door, tenant)(b"", receive=trickle)
+    assert code == 408
+    assert "not complete within 0.05 s" in Status.FromString(answer).message
+    assert value(door, "trimtab_ingest_queue_bytes") == 0
 
 
 def test_a_full_queue_is_429_with_a_short_retry_after(store: Store, tenant: str) -> None:

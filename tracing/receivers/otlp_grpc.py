@@ -9,8 +9,10 @@ OTLP/gRPC): the client comes back after RESOURCE_EXHAUSTED only because RetryInf
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
@@ -25,7 +27,9 @@ TRACES = f"{_SERVICES}trace.v1.TraceService/Export"
 METRICS = f"{_SERVICES}metrics.v1.MetricsService/Export"
 
 READS_MAX = 4  # messages on their way in at a time, each up to body_bytes_max
-READ_S_MAX = 10.0  # OTLP exporters give up after 10 s
+READS_PER_TENANT_MAX = 3  # so that no tenant keeps all others waiting
+WAITING_PER_TENANT_MAX = 64  # each holds up to WINDOW_BYTES of its message meanwhile
+PLACE_S_MAX = 4.0  # for a place; what an exporter has left of its 10 s is enough to come back in
 STREAMS_MAX = 100  # calls at a time on one connection; further ones wait at the client
 WINDOW_BYTES = 256 * 1024
 METADATA_BYTES_MAX = 16 * 1024
@@ -53,7 +57,7 @@ class OtlpGrpc:
         self._authenticate = authenticate
         self._door = door
         self._bytes_max = body_bytes_max
-        self._reading = asyncio.Semaphore(READS_MAX)
+        self._places = _Places()
         self._storing: set[asyncio.Task[Accepted]] = set()
 
     async def start(self, host: str, port: int) -> int:
@@ -89,7 +93,7 @@ class OtlpGrpc:
         try:
             tenant = await self._tenant(context)
             door = self._door()
-            async with self._reading:
+            async with self._places.one(tenant):
                 message = await _read(context)
             return replies.success(await self._kept(_store(door, method, tenant, message)))
         except Exception as error:  # noqa: BLE001 - whatever it is, the sender is answered
@@ -121,6 +125,52 @@ class OtlpGrpc:
             task.exception()  # seen: of a client that left nobody else will
 
 
+class _Share:
+    """One tenant's places, and how many of its calls wait for one."""
+
+    def __init__(self) -> None:
+        self.places = asyncio.Semaphore(READS_PER_TENANT_MAX)
+        self.waiting = 0
+
+
+class _Places:
+    """Where messages are read: READS_MAX at a time, READS_PER_TENANT_MAX for one tenant."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(READS_MAX)
+        # A share lives as long as a call of its tenant holds it.
+        self._shares: WeakValueDictionary[str, _Share] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def one(self, tenant: str) -> AsyncIterator[None]:
+        """A place of the tenant's share. Raises Refused when none is free within PLACE_S_MAX, and
+        when too many wait already."""
+        share = self._shares.get(tenant)
+        if share is None:
+            share = self._shares[tenant] = _Share()
+        if share.waiting >= WAITING_PER_TENANT_MAX:
+            raise _busy()
+        async with AsyncExitStack() as held:
+            share.waiting += 1
+            try:
+                async with asyncio.timeout(PLACE_S_MAX):
+                    await held.enter_async_context(share.places)
+                    await held.enter_async_context(self._all)
+            except TimeoutError:
+                raise _busy() from None
+            finally:
+                share.waiting -= 1
+            yield
+
+
+def _busy() -> Refused:
+    words = (
+        f"Others are being read: {READS_MAX} messages at a time are allowed, "
+        f"{READS_PER_TENANT_MAX} of one tenant"
+    )
+    return Refused(Code.RESOURCE_EXHAUSTED, words, replies.wait_s())
+
+
 class _Exports(grpc.GenericRpcHandler):
     """The two methods; gRPC itself answers UNIMPLEMENTED for any other."""
 
@@ -143,11 +193,10 @@ class _Exports(grpc.GenericRpcHandler):
 
 async def _read(context: Any) -> bytes:
     try:
-        async with asyncio.timeout(READ_S_MAX):
+        async with asyncio.timeout(replies.READ_S_MAX):
             message = await context.read()
     except TimeoutError:
-        words = f"The message was not complete within {READ_S_MAX:g} s"
-        raise Refused(Code.DEADLINE_EXCEEDED, words) from None
+        raise Refused(Code.DEADLINE_EXCEEDED, replies.too_slow()) from None
     if message is grpc.aio.EOF:
         raise Refused(Code.INVALID_ARGUMENT, "The call holds no message")
     body: bytes = message

@@ -6,6 +6,7 @@ errors are written as the request was, 400 is final, 429 and 503 ask to be tried
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
@@ -102,7 +103,12 @@ async def _export(
         raise Refused(Code.INVALID_ARGUMENT, words)
     door = open_door()
     with door.room() as room:
-        raw = await _body(headers, receive, room, door.limits.body_bytes_max)
+        try:
+            async with asyncio.timeout(replies.READ_S_MAX):
+                raw = await _body(headers, receive, room, door.limits.body_bytes_max)
+        except TimeoutError:  # what came of it would keep its room in the queue for ever
+            words = replies.too_slow()
+            raise BadHttp(Code.DEADLINE_EXCEEDED, words, status_code=408) from None
         unpack = partial(_unpack, raw, encoding, room, door.limits.body_bytes_max)
         export = door.traces if path == "/v1/traces" else door.metrics
         return await export(tenant, unpack, room, Encoding(media_type))

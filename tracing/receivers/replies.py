@@ -27,6 +27,7 @@ Authenticate = Callable[[str], Awaitable[str | None]]
 
 UNKNOWN_SENDER = "A valid ingest token is needed: Authorization: Bearer <token>"
 MESSAGE_CHARS_MAX = 1_000
+READ_S_MAX = 10.0  # for a whole message: OTLP exporters give up after 10 s
 
 _TYPE = "type.googleapis.com/google.rpc."
 # Clients give up when a wait exceeds what is left of their 10 s deadline.
@@ -90,6 +91,10 @@ class Refused(Exception):
             status.details.add(type_url=f"{_TYPE}RetryInfo".encode(), value=self.retry_info)
         raw: bytes = status.SerializeToString()
         return raw
+
+
+def too_slow() -> str:
+    return f"The message was not complete within {READ_S_MAX:g} s"
 
 
 def refused(error: Exception, what: str) -> Refused:

@@ -1,69 +1,75 @@
 """A step carries so many tokens that the gap between two tokens misses its objective.
 
-Runbook: docs/causes/batch_too_large.md. A running request gets one token per step, so its gap is
-the step's time. That time is fitted as a + b · prompt tokens + c · running requests
-(controlplane/diagnosis/step_time.py), and the larger part of what lies above `a` is to blame: the
-prompt chunk, or the decode batch.
+Runbook: docs/causes/batch_too_large.md. A running request gets one token per step, so a gap that is
+too long is a step that is. Steps are counted by how long they take and by whether a prompt chunk
+was among them; that tells what the long ones hold, whatever a token of it costs.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from controlplane.diagnosis.cause import (
-    RESIDUAL_MAX,
+    RUNNING,
     STEP_TIME,
-    T_MIN,
+    WAITING,
     Fact,
     Finding,
-    Fit,
+    Histogram,
     Scene,
-    StepTime,
     Track,
     Wish,
     gettext_noop,
-    mean,
     measured,
     ms,
-    points,
     score,
     slower_fact,
     step_time,
 )
 
 CHUNK, BUDGET, CAP = "prefill_chunk_tokens", "max_num_batched_tokens", "max_num_seqs"
-STEP_EXPLAINS_MIN = 0.5  # most of the gap between tokens is the step
+EXPLAINED_MIN = 0.5  # of the gaps that are too long, by steps that are
+HEALTHY_MIN = 0.5  # of the long steps would be too long at the speed of before as well
+TOKENS_MIN = 0.5  # of a long step goes to its tokens
+HEAVY = 0.1  # of the long steps, so many take longer than the one that is reckoned with
+LIGHT = 0.01  # of the steps: what one takes with next to no tokens
+LOADED = 0.9  # of the steps without a prompt: what one takes with many running
 AIM = 0.9  # aim a little below the objective's threshold
 CROWDED = 1.25  # more prompt tokens than this many chunks: several prompts share a step
+STEPS_MIN = 5  # fewer steps say nothing
 
 GAP = "vllm:inter_token_latency_seconds"
-WAITING = "vllm:num_requests_waiting"
+STEP_TOKENS = "vllm:iteration_tokens_total"
+MIXED = "mixed"  # the phase of steps with a prompt chunk
 
 
 @dataclass(frozen=True)
-class Blame:
-    """Seconds of a step that matter to the objective, by what they go to.
+class Long:
+    """The steps that take longer than the `threshold_s` the objective allows for a gap.
 
-    At the speed before, if the engine has become slower: what slows it is not the batch's doing.
+    `share` of all steps, `healthy` of them at the speed of before, `gaps` of the long gaps they
+    make. A heavy one of them takes `least_s` with next to no tokens, and in seconds more for its
+    prompt tokens and for its `running` requests. At the speed of before, if that is known: what
+    slows the engine is not the batch's doing.
     """
 
-    step: StepTime
-    fit: Fit
+    threshold_s: float
+    share: float
+    healthy: float
+    gaps: float
+    least_s: float
     prefill_s: float
     decode_s: float
-    threshold_s: float
+    running: float
 
     @property
     def total_s(self) -> float:
-        return self.fit.a + self.prefill_s + self.decode_s
+        return self.least_s + self.prefill_s + self.decode_s
 
     @property
     def prefill(self) -> bool:
         return self.prefill_s >= self.decode_s
-
-    @property
-    def distinct(self) -> bool:
-        return (self.fit.t_b if self.prefill else self.fit.t_c) >= T_MIN
 
 
 class BatchTooLarge:
@@ -71,29 +77,25 @@ class BatchTooLarge:
     label = gettext_noop("batch or prompt chunk too large for the token latency")
 
     def examine(self, scene: Scene) -> Finding:
-        gap, step = scene.means(GAP), _step_track(scene)
-        blame = _blame(scene)
+        long = _long(scene)
         evidence = (
             _objective_fact(scene),
-            _gap_fact(gap, step),
-            _fit_fact(blame),
-            _over_fact(blame),
+            _gap_fact(scene, long),
+            _over_fact(scene, long),
+            _tokens_fact(long),
             slower_fact(scene, wanted=False, required=False),
-            _grew_fact(step),
+            _grew_fact(scene, long),
         )
-        remedy, no_remedy = _remedy(scene, blame)
+        remedy, no_remedy = _remedy(scene, long)
         facts = {
-            "step_s": step.value,
-            "gap_s": gap.value,
             "threshold_s": scene.objective.threshold_s,
+            "long_share": long.share if long else None,
+            "step_s": long.total_s if long else None,
+            "prefill_s": long.prefill_s if long else None,
+            "decode_s": long.decode_s if long else None,
+            "least_s": long.least_s if long else None,
         }
-        if blame:
-            facts |= {
-                "prefill_s": blame.prefill_s,
-                "decode_s": blame.decode_s,
-                "fixed_s": blame.fit.a,
-            }
-        because = _because(scene, blame)
+        because = _because(scene, long)
         return Finding(self.slug, score(evidence), because, facts, evidence, remedy, no_remedy)
 
 
@@ -103,150 +105,189 @@ def _objective_fact(scene: Scene) -> Fact:
     return Fact(f"“{scene.objective.name}” {says}", times, required=True, weight=0.5)
 
 
-def _gap_fact(gap: Track, step: Track) -> Fact:
-    share = min(1.0, step.value / gap.value) if step.value and gap.value else None
-    if share is None:
-        text = "How long a step and the gap between tokens take was not measured"
+def _gap_fact(scene: Scene, long: Long | None) -> Fact:
+    """A step gives each running request one gap: so many gaps the long steps must have made."""
+    if long is None:
+        text = "Whether gaps between tokens and steps are too long was not measured"
     else:
         text = (
-            f"A step takes {ms(step.value)} and the mean gap between tokens is {ms(gap.value)}: "
-            f"the step is {share:.0%} of it"
+            f"Steps longer than {ms(long.threshold_s)} make {long.gaps:.0%} of the gaps that are, "
+            "one for each request that runs"
         )
     return measured(
         text,
-        share is not None and share >= STEP_EXPLAINS_MIN,
-        track=step,
-        metric=STEP_TIME,
-        unit="share of the gap",
-        value=share,
-        threshold=STEP_EXPLAINS_MIN,
+        long is not None and long.gaps >= EXPLAINED_MIN,
+        track=scene.means(GAP),
+        metric=GAP,
+        unit="share of the long gaps",
+        value=long.gaps if long else None,
+        threshold=EXPLAINED_MIN,
         required=True,
     )
 
 
-def _fit_fact(blame: Blame | None) -> Fact:
-    if blame is None:
+def _over_fact(scene: Scene, long: Long | None) -> Fact:
+    if long is None:
+        text = "Whether a step exceeds the objective was not measured"
+    else:
         text = (
-            "What a step's time goes to was not measured, or the windows are too few or too alike"
+            f"{long.share:.1%} of the steps take longer than the {ms(long.threshold_s)} allowed, "
+            f"and {long.healthy:.0%} of those would at the speed of before"
         )
-        return measured(text, False, metric=STEP_TIME, required=True, weight=2)
-    fit = blame.fit
-    text = (
-        f"Step time fits {ms(fit.a)} + {fit.b * 1e6:.3g} µs per prompt token + "
-        f"{fit.c * 1e6:.3g} µs per running request, missing by {fit.residual:.0%}"
-    )
-    if not blame.distinct:
-        text += "; the part to blame cannot be told from noise"
     return measured(
         text,
-        fit.residual <= RESIDUAL_MAX and blame.distinct,
+        long is not None and long.share > 0 and long.healthy >= HEALTHY_MIN,
+        track=scene.means(STEP_TIME),
         metric=STEP_TIME,
-        unit="relative error",
-        value=fit.residual,
-        threshold=RESIDUAL_MAX,
+        unit="share of the long steps",
+        value=long.healthy if long else None,
+        threshold=HEALTHY_MIN,
         required=True,
         weight=2,
     )
 
 
-def _over_fact(blame: Blame | None) -> Fact:
-    if blame is None:
-        return measured(
-            "Whether a step exceeds the objective was not measured", False, required=True
+def _tokens_fact(long: Long | None) -> Fact:
+    """A step that is too long with next to no tokens in it is not too large."""
+    if long is None:
+        text, share = "What a step's time goes to was not measured", None
+    else:
+        share = (long.prefill_s + long.decode_s) / long.total_s
+        text = (
+            f"Of the {ms(long.total_s)} of a long step, {ms(long.prefill_s)} go to prompt tokens "
+            f"and {ms(long.decode_s)} to {long.running:.0f} running requests; one with next to no "
+            f"tokens takes {ms(long.least_s)}"
         )
-    over = blame.total_s > blame.threshold_s
-    text = (
-        f"The step takes {ms(blame.total_s)}, {'more' if over else 'not more'} than the "
-        f"{ms(blame.threshold_s)} allowed: {ms(blame.prefill_s)} go to "
-        f"prompt tokens, {ms(blame.decode_s)} to {blame.step.d:.0f} running requests"
-    )
     return measured(
         text,
-        over,
+        share is not None and share >= TOKENS_MIN,
         metric=STEP_TIME,
-        unit="s",
-        value=blame.total_s,
-        threshold=blame.threshold_s,
+        unit="share of a long step",
+        value=share,
+        threshold=TOKENS_MIN,
         required=True,
         weight=2,
     )
 
 
-def _grew_fact(step: Track) -> Fact:
-    if step.value is None or step.before is None:
+def _grew_fact(scene: Scene, long: Long | None) -> Fact:
+    old = scene.histogram(STEP_TIME, reference=True)
+    if long is None or old is None or not old.count:
         return measured("Whether steps were faster before was not measured", False, weight=0.5)
-    grew = step.value > step.before
-    text = f"Steps took {ms(step.before)} before and take {ms(step.value)} now"
+    before = old.above(long.threshold_s) / old.count
     return measured(
-        text, grew, track=step, metric=STEP_TIME, unit="s", threshold=step.before, weight=0.5
+        f"{before:.1%} of the steps took so long before, {long.share:.1%} do now",
+        long.share > before,
+        track=Track(before, long.share),
+        metric=STEP_TIME,
+        unit="share of steps",
+        threshold=before,
+        weight=0.5,
     )
 
 
-def _remedy(scene: Scene, blame: Blame | None) -> tuple[tuple[Wish, ...], str]:
-    if blame is None:
+def _remedy(scene: Scene, long: Long | None) -> tuple[tuple[Wish, ...], str]:
+    if long is None:
         return (), "what a step's time goes to is not known"
-    fit, aim = blame.fit, AIM * blame.threshold_s
-    if blame.prefill:
-        room = aim - fit.a - blame.decode_s
+    aim = AIM * long.threshold_s
+    if long.prefill:
+        room = aim - long.least_s - long.decode_s
         if room <= 0:
             return (), f"a step without any prompt token would still take {ms(aim - room)}"
-        return _smaller_prefill(scene, blame, room / blame.prefill_s), ""
+        return _smaller_prefill(scene, long, min(1.0, room / long.prefill_s)), ""
     waiting = scene.gauge(WAITING).value
     if waiting is None or waiting >= 1:
         what = "it is not known whether requests wait" if waiting is None else f"{waiting:.0f} wait"
         return (), f"{what}: a smaller batch would trade the token latency for TTFT"
-    room = aim - fit.a - blame.prefill_s
+    room = aim - long.least_s - long.prefill_s
     if room <= 0:
         return (), f"a step with one running request would still take {ms(aim - room)}"
-    fits = room / fit.c
+    fits = long.running * min(1.0, room / long.decode_s)
     return (Wish(CAP, fits, f"a step of {fits:.0f} requests takes {ms(aim)}"),), ""
 
 
-def _smaller_prefill(scene: Scene, blame: Blame, share: float) -> tuple[Wish, ...]:
+def _smaller_prefill(scene: Scene, long: Long, share: float) -> tuple[Wish, ...]:
     """The knob that limits the prompt tokens of a step first, then the other."""
-    why = f"a step with {share:.0%} of the prompt tokens takes {ms(AIM * blame.threshold_s)}"
+    why = f"a step with {share:.0%} of the prompt tokens takes {ms(AIM * long.threshold_s)}"
     chunk, budget = scene.engine.number(CHUNK), scene.engine.number(BUDGET)
+    most = _prompt_tokens(scene, long, budget)
     wishes = []
     if chunk is not None:
-        wishes.append(Wish(CHUNK, chunk * share, why))
+        wishes.append(Wish(CHUNK, min(chunk, most) * share, why))
     if budget is not None:
-        least = blame.step.d  # a budget below the running requests would starve decode
-        wishes.append(Wish(BUDGET, max(least, budget * share), why, limit=least))
-    if chunk is not None and blame.step.p_high > CROWDED * chunk:
+        least = long.running  # a budget below the running requests would starve decode
+        wishes.append(Wish(BUDGET, max(least, min(budget, most) * share), why, limit=least))
+    if chunk is not None and most > CROWDED * chunk:
         wishes.reverse()
     return tuple(wishes)
 
 
-def _because(scene: Scene, blame: Blame | None) -> str:
-    if blame is None:
+def _prompt_tokens(scene: Scene, long: Long, budget: float | None) -> float:
+    """Of a heavy step: 99th percentile of tokens per step less the decode, as the knobs allow."""
+    tokens = scene.histogram(STEP_TOKENS)
+    high = tokens.quantile(0.99) if tokens else None
+    allowed = math.inf if budget is None else budget - long.running
+    return max(1.0, min(math.inf if high is None else high - long.running, allowed))
+
+
+def _because(scene: Scene, long: Long | None) -> str:
+    if long is None:
         return "it is not measured what a step's time goes to"
     to = (
-        f"{ms(blame.prefill_s)} of them for prompt tokens"
-        if blame.prefill
-        else f"{ms(blame.decode_s)} of them for {blame.step.d:.0f} running requests"
+        f"{ms(long.prefill_s)} of them for prompt tokens"
+        if long.prefill
+        else f"{ms(long.decode_s)} of them for {long.running:.0f} running requests"
     )
-    return f"{scene.latency()}a step takes {ms(blame.total_s)}, {to}"
+    return (
+        f"{scene.latency()}{long.share:.1%} of the steps take longer than the "
+        f"{ms(long.threshold_s)} allowed: a heavy one {ms(long.total_s)}, {to}"
+    )
 
 
-def _blame(scene: Scene) -> Blame | None:
-    """Which part of a step matters: of a gap objective the heavy step, else the mean one.
-
-    A share objective over gaps is missed by the steps that carry a chunk, even when they are few;
-    one over a request's mean gap is missed by the mean step.
-    """
-    step, threshold = step_time(scene), scene.objective.threshold_s
-    if step is None or threshold is None:
+def _long(scene: Scene) -> Long | None:
+    threshold, running = scene.objective.threshold_s, scene.gauge(RUNNING, over="max").value
+    steps, gaps = scene.histogram(STEP_TIME), scene.histogram(GAP)
+    if threshold is None or not running or not steps or not gaps or not steps.count:
         return None
-    gaps = "inter_token" in str(scene.objective.spec.get("metric", ""))
-    fit = step.healthy
-    return Blame(step, fit, fit.b * (step.p_high if gaps else step.p), fit.c * step.d, threshold)
+    step = step_time(scene)
+    speed = 1 - (step.slower or 0.0) if step and step.is_slower else 1.0
+    long, long_gaps = steps.above(threshold), gaps.above(threshold)
+    heavy = _within(steps, 1 - HEAVY * long / steps.count) * speed
+    before = scene.histogram(STEP_TIME, reference=True)
+    light = [(steps.bound(LIGHT) or heavy) * speed, (before and before.bound(LIGHT)) or heavy]
+    least = min(heavy, *light)
+    prefill = _prefill_s(scene, heavy, least, speed)
+    mean_running = scene.gauge(RUNNING).value or running
+    return Long(
+        threshold_s=threshold,
+        share=long / steps.count,
+        healthy=steps.above(threshold / speed) / long if long else 0.0,
+        gaps=min(1.0, long * mean_running / long_gaps) if long_gaps else 0.0,
+        least_s=least,
+        prefill_s=prefill,
+        decode_s=heavy - least - prefill,
+        running=running,
+    )
 
 
-def _step_track(scene: Scene) -> Track:
-    """Seconds per step: before, during, per window."""
-    rows = points(scene, reference=True), points(scene)
-    old, new = (mean([float(v) for v in r[:, 0]]) for r in rows)
-    return Track(old, new, scene.means(STEP_TIME).points)
+def _prefill_s(scene: Scene, heavy: float, least: float, speed: float) -> float:
+    """What a heavy step takes longer than one with many running and no prompt chunk.
+
+    Where all steps have one, its tokens' share: one costs about as much as a running request.
+    """
+    plain = [h for phase, h in scene.histogram_by(STEP_TIME, "phase").items() if phase != MIXED]
+    if plain and plain[0].count >= STEPS_MIN:
+        return max(0.0, heavy - max(least, _within(plain[0], LOADED) * speed))
+    step = step_time(scene)
+    if step is None or not step.p + step.d:
+        return 0.0
+    return (heavy - least) * step.p / (step.p + step.d)
+
+
+def _within(histogram: Histogram, q: float) -> float:
+    """The quantile, or the last bound where it is above all of them."""
+    found = histogram.quantile(q)
+    return min(histogram.bounds[-1], math.inf if found is None else found)
 
 
 CAUSE = BatchTooLarge()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from controlplane.diagnosis.cause import (
+    BUSY,
     INFEASIBLE,
     WAITING,
     Fact,
@@ -28,12 +29,12 @@ from controlplane.diagnosis.cause import (
     shed_wishes,
     slower_fact,
     traffic_fact,
+    working,
 )
 
-BUSY_MIN = 0.9  # of the time the engine is in a step: it has nothing left to give
+BUSY_MIN = 0.5  # of the time that someone waits the engine is in a step: it does what it can
 QUEUE_MIN = 1.0  # a queue shorter than this is none
 
-BUSY = "engine:busy_seconds_total"
 FINISHED = "vllm:request_success_total"
 REJECTED = "vllm:admission_rejections_total"
 
@@ -109,20 +110,27 @@ def _turned_away(scene: Scene) -> float:
 
 
 def _busy_fact(scene: Scene) -> Fact:
-    busy = scene.rate(BUSY)
-    if busy.value is None:
-        text = "How much of the time the engine is busy was not measured"
+    """Whether it steps while someone waits. One that pauses, or is kept from it, could do more.
+
+    What lies between two steps of one that does not is no pause, and reckoned with in its capacity.
+    """
+    now, track = working(scene), scene.rate(BUSY)
+    share = now.share if now else None
+    if track.value is None:
+        text = "How much of the time the engine is in a step was not measured"
+    elif share is None:
+        text = "Nobody was seen to wait for long enough to tell what the engine does meanwhile"
     else:
-        then = "" if busy.before is None else f", {busy.before:.0%} before"
-        text = f"The engine is in a step {min(1.0, busy.value):.0%} of the time{then}"
+        text = f"While requests wait the engine is in a step {share:.0%} of the time"
     return measured(
         text,
-        busy.value is not None and busy.value >= BUSY_MIN,
-        track=busy,
+        share is not None and share >= BUSY_MIN,
+        track=track,
         metric=BUSY,
-        unit="share of the time",
+        unit="share of the time with a queue",
+        value=share,
         threshold=BUSY_MIN,
-        required=busy.value is not None,
+        required=track.value is not None,
     )
 
 

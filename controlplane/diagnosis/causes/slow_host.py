@@ -7,6 +7,7 @@ steps should take: another process on the host, a lower clock, swapping. No knob
 from __future__ import annotations
 
 from controlplane.diagnosis.cause import (
+    EAGER_GREW_MAX,
     GRAPH_STEPS,
     INFEASIBLE,
     Fact,
@@ -36,7 +37,6 @@ SCHEDULING = frozenset(
         "shed_below_priority",
     }
 )
-EAGER_GREW_MAX = 0.1  # more of the steps run eagerly than before: that slows them
 CLOCK_FELL_MAX = 0.1  # a GPU clock lower by more is throttled, not the host's doing
 CPU_FELL_MIN = 0.1  # others use the CPU when the model gets so much less of it
 

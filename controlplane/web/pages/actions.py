@@ -27,6 +27,7 @@ from controlplane.actions.links import (
 from controlplane.actions.models import Action
 from controlplane.actions.orders import OrderError
 from controlplane.actions.selectors import action_get
+from controlplane.actions.words import translated
 from controlplane.web.access import TenantRequest, order
 from controlplane.web.pages.errors import refuse
 
@@ -91,8 +92,9 @@ def action_link(request: HttpRequest, token: str) -> HttpResponse:
 def refused(request: HttpRequest, error: OrderError) -> HttpResponse:
     title = _("This cannot be done now.")
     return refuse(
-        request, status=STATUS_OF[error.code], code=error.code, title=title, remedy=str(error)
-    )
+        request, status=STATUS_OF[error.code], code=error.code, title=title,
+        remedy=translated(error.words),
+    )  # fmt: skip
 
 
 def _back(request: TenantRequest, action: Action) -> str:

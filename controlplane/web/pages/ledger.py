@@ -20,6 +20,7 @@ from controlplane.actions.orders import OrderError, action_ask, verbs_open
 from controlplane.actions.policy import rules_of
 from controlplane.actions.reconcile import AUTOPILOT
 from controlplane.actions.selectors import actions_all
+from controlplane.actions.words import translated
 from controlplane.diagnosis.selectors import cause_label
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engine_state, engines_of
@@ -95,7 +96,7 @@ def action_new(request: TenantRequest) -> HttpResponse:
                 _ask(request, engine, form.cleaned_data)
                 return redirect("actions")
             except OrderError as error:
-                form.refuse(error.param, str(error))
+                form.refuse(error.param, translated(error.words))
                 status = STATUS_OF[error.code]
         status = status if status != 200 else 400
     else:

@@ -14,6 +14,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.actions.models import Policy
 from controlplane.actions.policies import PolicyError, freeze, unfreeze
 from controlplane.actions.policy import Rules, freezes_of, rules_of_each
+from controlplane.actions.words import translated
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engines_of
 from controlplane.web.access import TenantRequest, order, page, send
@@ -96,7 +97,7 @@ def freeze_order(request: TenantRequest) -> HttpResponse:
             )
             return redirect("policies")
         except PolicyError as error:
-            form.refuse(error.param, str(error))
+            form.refuse(error.param, translated(error.words))
     if scope != Scope():
         return policy_shown(request, scope, freeze=form, status=400)
     return _shown(request, form, 400)

@@ -12,6 +12,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.actions.models import Policy
 from controlplane.actions.policies import PolicyError, policy_delete, policy_set
 from controlplane.actions.policy import rules_of
+from controlplane.actions.words import translated
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engines_of
 from controlplane.web.access import TenantRequest, form_page, order, send
@@ -46,7 +47,7 @@ def policy_edit(request: TenantRequest) -> HttpResponse:
             )
             return redirect("policies")
         except PolicyError as error:
-            form.refuse(error.param, str(error))
+            form.refuse(error.param, translated(error.words))
     return policy_shown(request, scope, form=form, status=400)
 
 
@@ -62,7 +63,7 @@ def policy_delete_order(request: TenantRequest) -> HttpResponse:
         return redirect("policies")
     except PolicyError as error:
         form = PolicyForm(initial=initial_of(policy))
-        return policy_shown(request, scope, form=form, problem=str(error), status=409)
+        return policy_shown(request, scope, form=form, problem=translated(error.words), status=409)
 
 
 def policy_shown(

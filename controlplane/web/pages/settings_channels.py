@@ -9,6 +9,7 @@ from django.http import Http404, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from controlplane.accounts.models import Tenant
 from controlplane.alerts.channel import ChannelError, channels
@@ -23,6 +24,7 @@ from controlplane.alerts.services import (
 )
 from controlplane.web.access import TenantRequest, form_page, order, send
 from controlplane.web.forms import ChannelEditForm, ChannelForm
+from controlplane.web.pages.errors import refuse
 
 DELIVERIES = 10
 
@@ -92,7 +94,11 @@ def channel_one(request: TenantRequest, channel_id: UUID) -> HttpResponse:
 def channel_test_order(request: TenantRequest, channel_id: UUID) -> HttpResponse:
     """Takes as long as the channel takes to answer, alerts.SEND_WITHIN_S at most."""
     channel = _channel(request.tenant, channel_id)
-    delivery = channel_test(channel=channel, by=_me(request), now=timezone.now())
+    try:
+        delivery = channel_test(channel=channel, by=_me(request), now=timezone.now())
+    except ChannelError as error:
+        title = _("This cannot be done now.")
+        return refuse(request, status=409, code="conflict", title=title, remedy=str(error))
     return redirect(f"{reverse('settings-channel', args=[channel.pk])}?tested={delivery.pk}")
 
 

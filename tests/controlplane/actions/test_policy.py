@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from controlplane.accounts.models import AuditEntry, Tenant
+from controlplane.actions import policies
 from controlplane.actions.grant import Refused, grant
 from controlplane.actions.knob import Knob, knobs
 from controlplane.actions.models import Action, Mode, Policy, State, Verdict
@@ -297,11 +298,21 @@ def test_a_barrier_knob_is_turned_by_itself_unless_the_policy_wants_a_person(wor
             {"bounds": {"max_num_seqs": {"minimum": 64, "maximum": 32}}},
             "bounds.max_num_seqs.minimum",
         ),
+        (
+            {"bounds": {"graph_capture": {"choices": []}}},
+            "bounds.graph_capture.choices: got [], allowed: some of on, off",
+        ),
         ({"quiet_hours": {"from": "22:00"}}, "quiet_hours: got"),
         ({"quiet_hours": {"from": "25:00", "until": "07:00"}}, "quiet_hours.from: got '25:00'"),
         (
             {"quiet_hours": {"from": "22:00", "until": "07:00", "time_zone": "Mars/Olympus"}},
             "quiet_hours.time_zone: got 'Mars/Olympus', allowed: an IANA name",
+        ),
+        ({"mode": "x" * 1_000_000}, f"mode: got '{'x' * 99}…, allowed: observe"),
+        ({"bounds": {"graph_capture": {"choices": ["on"] * 1000}}}, "bounds.graph_capture.choices"),
+        (
+            {"quiet_hours": {"from": "22:00", "until": "07:00", "days": ["mon"] * 1000}},
+            "quiet_hours.days",
         ),
         (
             {"quiet_hours": {"from": "22:00", "until": "07:00", "days": ["moon"]}},
@@ -348,3 +359,46 @@ def test_a_frozen_scopes_policy_is_not_deleted(world: World) -> None:
     policy = freeze(tenant=world.tenant, actor="ada", now=world.now, reason="r")
     with pytest.raises(PolicyError, match="after the freeze is lifted"):
         policy_delete(policy=policy, actor="ada", now=world.now)
+
+
+# -- two at once ----------------------------------------------------------------------------
+
+
+def test_lifting_a_freeze_keeps_what_was_set_since_somebody_looked(world: World) -> None:
+    freeze(tenant=world.tenant, actor="ada", now=world.now, reason="sale")
+    looked_at = Policy.objects.get()
+    put(world, bounds={"max_num_seqs": {"maximum": 16}})
+    unfreeze(policy=looked_at, actor="bob", now=world.now)
+    policy = Policy.objects.get()
+    assert (policy.frozen_at, policy.bounds) == (None, {"max_num_seqs": {"maximum": 16}})
+
+
+def test_a_policy_frozen_since_somebody_looked_is_not_deleted(world: World) -> None:
+    looked_at = put(world, mode="propose")
+    freeze(tenant=world.tenant, actor="ada", now=world.now, reason="sale")
+    with pytest.raises(PolicyError, match="after the freeze is lifted"):
+        policy_delete(policy=looked_at, actor="bob", now=world.now)
+    assert rules_of(world.engine).frozen(world.now)
+
+
+def test_what_is_deleted_already_is_neither_lifted_nor_deleted_again(world: World) -> None:
+    looked_at = put(world, mode="propose")
+    for _ in range(2):
+        policy_delete(policy=looked_at, actor="bob", now=world.now)
+    unfreeze(policy=looked_at, actor="bob", now=world.now)
+    assert not Policy.objects.exists()
+    assert AuditEntry.objects.filter(verb="deleted").count() == 1
+
+
+def test_a_freeze_gets_hold_of_what_moves_on_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list was read before the loop moved the action on."""
+    action, _ = propose(world)
+    assert action is not None
+    before = Action.objects.select_related("engine", "tenant").get()
+    step(world, 2)
+    assert Action.objects.get().version > before.version
+    monkeypatch.setattr(policies, "_in_flight", lambda policy: [before])
+    freeze(tenant=world.tenant, actor="ada", now=world.now, reason="sale")
+    assert Action.objects.get().outcome["withdrawn"] == "frozen"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -12,10 +13,13 @@ from typing import Any
 
 import pytest
 
+from controlplane.accounts.models import AuditEntry, Tenant
 from controlplane.alerts import outbox, post
-from controlplane.alerts.channel import SendError, Sent
+from controlplane.alerts.channel import ChannelError, SendError, Sent
 from controlplane.alerts.channels import webhook
+from controlplane.alerts.message import compose
 from controlplane.alerts.models import Channel, Delivery
+from controlplane.alerts.services import channel_remove, channel_test, channel_update
 from controlplane.alerts.telling import incident_tell
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import Story
@@ -204,7 +208,10 @@ def test_rows_sent_late_are_leased_late_and_one_call_sends_at_a_time(
             return Sent(200)
 
     monkeypatch.setattr(outbox, "channels", lambda: {"webhook": Slow()})
-    assert outbox.deliver_due(NOW, lambda: seconds) == 12
+    passes = [
+        outbox.deliver_due(NOW + timedelta(seconds=seconds), lambda: seconds) for _ in range(3)
+    ]
+    assert passes == [5, 5, 2], "20 s of one tenant at a time"
     assert len(set(posts)) == len(posts) == 12
 
 
@@ -275,3 +282,175 @@ def test_a_wrong_address_is_permanent() -> None:
     with pytest.raises(SendError) as caught:
         webhook.CHANNEL.send(url="ftp://example.org/", secret="", message={}, delivery_id="1")
     assert caught.value.permanent
+
+
+def test_a_name_that_is_looked_up_slowly_does_not_hold_the_sender_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The resolver's thread cannot be stopped, only left behind."""
+    found, over = threading.Event(), threading.Event()
+
+    def slow(*_: Any, **__: Any) -> list[Any]:
+        over.wait(20)
+        found.set()
+        raise socket.gaierror("nobody")
+
+    monkeypatch.setattr(post, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    try:
+        with pytest.raises(SendError, match=r"no answer within 0\.2 s") as error:
+            post.post("http://relay.example/hook", body=b"{}", headers={})
+        assert not found.is_set()
+        assert not error.value.permanent
+    finally:
+        over.set()
+    assert found.wait(10)
+
+
+def test_a_channel_removed_while_it_is_sent_to_stops_nobody_else(
+    incident: Incident, receiver: Receiver
+) -> None:
+    gone = channel(incident, receiver.url, "gone")
+    channel(incident, receiver.url, "stays")
+    first, second = sorted(tell(incident), key=lambda row: row.channel.name)
+    Delivery.objects.filter(pk=second.pk).update(next_try_at=NOW + timedelta(seconds=1))
+    real = webhook.Webhook.send
+
+    def remove(self: webhook.Webhook, **message: Any) -> Sent:
+        Channel.objects.filter(pk=gone.pk).delete()
+        return real(self, **message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(webhook.Webhook, "send", remove)
+        assert deliver_due(NOW + timedelta(seconds=2)) == 2
+    assert not Delivery.objects.filter(pk=first.pk).exists()
+    second.refresh_from_db()
+    assert second.state == Delivery.State.SENT
+
+
+def test_what_is_switched_off_while_it_is_sent_is_not_tried_again(
+    incident: Incident, receiver: Receiver
+) -> None:
+    made = channel(incident, receiver.url)
+    (delivery,) = tell(incident)
+    receiver.always(503)
+    real = webhook.Webhook.send
+
+    def switch_off(self: webhook.Webhook, **message: Any) -> Sent:
+        channel_update(channel=made, spec={"enabled": False}, by="ada", now=NOW)
+        return real(self, **message)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(webhook.Webhook, "send", switch_off)
+        deliver_due(NOW)
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.last_error) == (
+        Delivery.State.FAILED,
+        "the channel was switched off",
+    )
+
+
+def test_a_message_written_as_its_channel_is_switched_off_is_not_sent(
+    incident: Incident, receiver: Receiver
+) -> None:
+    made = channel(incident, receiver.url)
+    (delivery,) = tell(incident)
+    Channel.objects.filter(pk=made.pk).update(enabled=False)
+    deliver_due(NOW)
+    delivery.refresh_from_db()
+    assert (delivery.state, receiver.got) == (Delivery.State.FAILED, [])
+
+
+def test_a_change_keeps_what_another_changed_since_it_was_read(
+    incident: Incident, receiver: Receiver
+) -> None:
+    mine = channel(incident, receiver.url)
+    theirs = Channel.objects.get()
+    channel_update(channel=theirs, spec={"url": receiver.url + "2"}, by="bob", now=NOW)
+    changed = channel_update(channel=mine, spec={"remind_minutes": 5}, by="ada", now=NOW)
+    assert (changed.url, changed.remind_minutes) == (receiver.url + "2", 5)
+    stored = Channel.objects.get()
+    assert (stored.url, stored.remind_minutes) == (receiver.url + "2", 5)
+
+
+def test_a_channel_that_was_removed_is_not_brought_back(
+    incident: Incident, receiver: Receiver
+) -> None:
+    mine = channel(incident, receiver.url)
+    for _ in range(2):
+        channel_remove(channel=Channel(pk=mine.pk, tenant=mine.tenant), by="bob", now=NOW)
+    with pytest.raises(ChannelError, match="removed meanwhile"):
+        channel_update(channel=mine, spec={"enabled": False}, by="ada", now=NOW)
+    assert not Channel.objects.exists()
+    assert AuditEntry.objects.filter(verb="removed").count() == 1
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_the_words_of_a_test_are_true_whether_it_arrives_or_not(
+    incident: Incident, receiver: Receiver, status: int
+) -> None:
+    made = channel(incident, receiver.url)
+    receiver.always(status)
+    delivery = channel_test(channel=made, by="ada", now=NOW)
+    assert delivery.state == ("sent" if status == 200 else "failed")
+    assert delivery.message["text"] == (
+        "ada sends “chat” a test. There is no incident, and nothing to do."
+    )
+
+
+def test_receivers_that_hang_hold_up_neither_other_tenants_nor_other_channels(
+    incident: Incident, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tenant acme has six channels that take 9 s to fail; another tenant's message waits too."""
+    for number in range(6):
+        channel(incident, f"http://hangs.example/{number}", f"c{number}")
+    rows = tell(incident)
+    later = NOW + timedelta(seconds=0.5)
+    for number in range(60):  # more than a batch, all due before the other tenant's
+        Delivery.objects.create(
+            tenant=incident.tenant, channel=rows[0].channel, message=rows[0].message,
+            incident=incident, number=number + 1, next_try_at=later, created_at=NOW,
+        )  # fmt: skip
+    other = Tenant.objects.create(slug="other", name="Other")
+    theirs = Delivery.objects.create(
+        tenant=other, channel=Channel.objects.create(tenant=other, name="n", url=receiver.url),
+        message=rows[0].message, next_try_at=NOW + timedelta(seconds=1), created_at=NOW,
+    )  # fmt: skip
+    elapsed = 0.0
+    tried: list[str] = []
+    real = webhook.Webhook.send
+
+    def hang(self: webhook.Webhook, *, url: str, **message: Any) -> Sent:
+        nonlocal elapsed
+        if "hangs" not in url:
+            return real(self, url=url, **message)
+        elapsed += 9
+        tried.append(url)
+        raise SendError("no answer within 5 s", permanent=False)
+
+    monkeypatch.setattr(webhook.Webhook, "send", hang)
+    assert outbox.deliver_due(NOW + timedelta(seconds=2), lambda: elapsed) == 1
+    theirs.refresh_from_db()
+    assert theirs.state == Delivery.State.SENT
+    assert len(tried) == len(set(tried)) == 3, "each channel once, and no more than 20 s in all"
+
+
+def test_a_message_about_very_many_incidents_still_fits(incident: Incident) -> None:
+    message = compose(
+        Delivery.Event.OPENED, incident=incident, members=[incident] * 1000, story=STORY,
+        doing="", engine="engine-0", links={}, now=NOW,
+    )  # fmt: skip
+    assert "and 995 more" in message["text"]
+    assert len(json.dumps(message)) < post.MESSAGE_BYTES_MAX / 2
+
+
+def test_one_test_of_a_tenant_at_a_time(incident: Incident, receiver: Receiver) -> None:
+    first = channel(incident, receiver.url)
+    other = channel(incident, receiver.url, "pager")
+    Delivery.objects.create(
+        tenant=incident.tenant, channel=first, event=Delivery.Event.TEST, message={},
+        next_try_at=NOW + outbox.LEASE, created_at=NOW,
+    )  # fmt: skip
+    with pytest.raises(ChannelError, match="another test is on its way"):
+        channel_test(channel=other, by="ada", now=NOW)
+    assert channel_test(channel=other, by="ada", now=NOW + outbox.LEASE).state == "sent"

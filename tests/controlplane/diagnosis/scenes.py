@@ -121,6 +121,20 @@ FAULTS = (
         _set(prompt=2000, rate=6.0),
     ),
     Fault(
+        "long prompts, whose tokens cost the more the more come before them",
+        "batch_too_large",
+        GAP,
+        lambda seed: plant(seed, rate=12.0, output=26, a=0.001, b=0.00004, k=8e-8, between=0.001),
+        _set(prompt=1000, rate=7.0),
+    ),
+    Fault(
+        "more long prompts than it can compute",
+        "load_beyond_capacity",
+        TTFT,
+        lambda seed: plant(seed, rate=12.0, output=26, a=0.001, b=0.00004, k=8e-8, between=0.001),
+        _set(prompt=1600, rate=14.0),
+    ),
+    Fault(
         "many decode together",
         "batch_too_large",
         GAP,
@@ -169,6 +183,13 @@ FAULTS = (
         TTFT,
         lambda seed: plant(seed, rate=25.0),
         _set(rate=140.0),
+    ),
+    Fault(
+        "a quarter more than it can serve, much of whose time lies between its steps",
+        "load_beyond_capacity",
+        TTFT,
+        lambda seed: plant(seed, rate=25.0, a=0.001, between=0.003),
+        _set(rate=85.0),
     ),
     Fault(
         "a load beyond any cap, under a small one",

@@ -31,6 +31,16 @@ def test_two_that_do_not_explain_each_other_are_both_named_best_first() -> None:
     assert ranking.because == "of memory; besides, of graph"
 
 
+def test_what_both_explain_is_said_once() -> None:
+    host, edit = (
+        Finding(cause, 0.8, f"TTFT p99 is 2 s because {why}")
+        for cause, why in (("a", "the host is slow"), ("b", "alice was here"))
+    )
+    assert rank([host, edit]).because == (
+        "TTFT p99 is 2 s because the host is slow; besides, alice was here"
+    )
+
+
 def test_two_that_explain_each_other_are_still_named() -> None:
     assert named(finding("a", 0.9, "b"), finding("b", 0.8, "a")) == ["a", "b"]
 

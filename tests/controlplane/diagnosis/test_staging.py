@@ -5,10 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
+from controlplane.accounts.models import Tenant
+from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.scene import EngineFacts
-from controlplane.diagnosis.staging import changes_of
+from controlplane.diagnosis.staging import before, changes_of
+from slo.models import Objective, Reading
 from tests.memory_reader import MemoryReader
-from tracing.types import Grid
+from tracing.types import Grid, Signal
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 WHERE = {"service": "chat", "instance": "engine-0"}
@@ -29,3 +34,33 @@ def test_who_changes_a_setting_for_the_first_time_is_known() -> None:
     assert (change.knob, change.before, change.after) == ("max_num_seqs", 32, 2)
     assert change.by == "night-shift"
     assert change.by_hand
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("good", "reference"),
+    [
+        pytest.param(6, (8, 13), id="the good windows since, but the onset"),
+        pytest.param(3, (-18, 2), id="too few of them: those before it all"),
+    ],
+)
+def test_what_went_bad_again_is_held_against(good: int, reference: tuple[int, int]) -> None:
+    window = timedelta(seconds=15)
+    tenant = Tenant.objects.create(slug="acme", name="Acme")
+    objective = Objective.objects.create(
+        tenant=tenant, slug="ttft", name="ttft", service="chat", indicator="success",
+        target=0.99,
+    )  # fmt: skip
+    # Three good windows, five bad ones, the good ones in between, and bad again.
+    for number, is_bad in enumerate([False] * 3 + [True] * 5 + [False] * good + [True] * 2):
+        Reading.objects.create(
+            objective=objective, scope="engine-0", window_end=START + (number + 1) * window,
+            window_s=15, good=10 if is_bad else 40, total=40, signal=Signal.OK,
+        )  # fmt: skip
+    again = START + (8 + good) * window
+    incident = Incident(
+        tenant=tenant, objective=objective, scope="engine-0", trigger="fast burn",
+        bad_since=START + 3 * window, bad_again_since=again, opened_at=again,
+    )  # fmt: skip
+    past, onset = before(incident, incident.run_since, window)
+    assert ((past - START) / window, (onset - START) / window) == reference

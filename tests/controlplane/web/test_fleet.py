@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 from typing import Any
@@ -9,11 +10,19 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from controlplane.fleet.models import Command, Engine, Node
 from controlplane.fleet.services import command_create, sync
 from controlplane.web.knobs import configuration
-from tests.controlplane.web.world import World, heartbeat, world
+from tests.controlplane.web.world import (
+    RESOURCE,
+    World,
+    heartbeat,
+    pairs,
+    send_metrics,
+    world,
+)
 
 
 def text(answer: Any, status: int = 200) -> str:
@@ -152,6 +161,20 @@ def test_cells_are_coloured_by_what_was_measured(ada: Any, full: World) -> None:
     assert "reading muted" in gpu, "what is measured of engines says nothing of a GPU"
     assert "reading muted" in text(client.get("/fleet/?measure=kv")).split('class="cell"')[1]
     assert "measure=running" in text(client.get("/fleet/?measure=running&part=all"))
+
+
+def test_what_an_engine_cannot_have_is_no_reading(ada: Any, empty: World) -> None:
+    request = ExportMetricsServiceRequest()
+    resource = request.resource_metrics.add()
+    resource.resource.attributes.extend(pairs(RESOURCE))
+    for metric in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+        points = resource.scope_metrics.add().metrics.add(name=metric).gauge.data_points
+        at = int(empty.now.timestamp() * 1e9) - 2_000_000_000
+        points.add(time_unix_nano=at, as_double=math.inf)
+    send_metrics(empty, request.SerializeToString())
+    client = ada(empty)
+    for slug in ("running", "waiting"):
+        assert 'class="reading num"' not in text(client.get(f"/fleet/?measure={slug}"))
 
 
 def test_a_measure_nobody_knows_is_not_there(ada: Any, empty: World) -> None:

@@ -14,6 +14,7 @@ from controlplane.actions.links import LIFE, link_path
 from controlplane.actions.models import Action, Policy, State, Transition
 from controlplane.actions.policies import freeze
 from controlplane.diagnosis.models import Incident
+from tests.catalogues import compile_all
 from tests.controlplane.web.world import World, member, world
 
 NAMES = {"approve": "Approve", "reject": "Reject", "rollback": "Roll back"}
@@ -198,6 +199,7 @@ def test_a_freeze_that_cannot_be_says_why_beside_the_field(
     said = answer.content.decode()
     assert f'id="id_{field}_error"' in said
     assert 'aria-invalid="true"' in said
+    assert 'hx-get="/policies/?part=all"' in said, "the list goes on living"
     assert Policy.objects.count() == 0
 
 
@@ -207,3 +209,38 @@ def test_another_tenants_freeze_is_not_lifted(ada: Any, empty: World) -> None:
     assert client.post(f"/policies/{policy.pk}/unfreeze/").status_code == 404
     policy.refresh_from_db()
     assert policy.frozen_at is not None
+
+
+def test_a_refusal_is_said_in_the_readers_language_and_written_down_in_english(
+    ada: Any, full: World, action: Action
+) -> None:
+    compile_all()
+    client = ada(full)
+    Action.objects.update(state=State.ROLLED_BACK)
+    page = client.post(f"/actions/{action.pk}/reject/", HTTP_ACCEPT_LANGUAGE="zh-CN")
+    said = page.content.decode()
+    assert page.status_code == 409
+    assert "cannot be rejected" not in said
+    assert "无法拒绝" in said
+    assert "已撤销" in said or "已回滚" in said
+    answer = client.post(
+        f"/api/v1/actions/{action.pk}/reject/", {}, content_type="application/json",
+        HTTP_ACCEPT_LANGUAGE="zh-CN",
+    )  # fmt: skip
+    assert answer.json()["error"]["message"].endswith("cannot be rejected: it is rolled back")
+
+
+def test_a_freeze_set_from_a_chinese_page_is_written_down_in_english(
+    ada: Any, full: World, action: Action
+) -> None:
+    compile_all()
+    client = ada(full)
+    chinese = {"HTTP_ACCEPT_LANGUAGE": "zh-CN"}
+    client.post("/policies/freeze/", {"reason": "sale", "minutes": "0"}, **chinese)
+    action.refresh_from_db()
+    assert action.outcome["sentence"] == ("the tenant is frozen until it is lifted, by ada: sale")
+    said = client.get("/policies/", **chinese).content.decode()
+    assert "is frozen" not in said
+    assert "冻结" in said
+    refused = client.post("/policies/freeze/", {"reason": " ", "minutes": "0"}, **chinese)
+    assert refused.status_code == 400

@@ -14,6 +14,7 @@ from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Node
 from controlplane.fleet.services import sync
+from controlplane.web.forms import SIGN_INS_PER_MIN
 from tests.controlplane.web.world import (
     TRACE_ID,
     World,
@@ -251,6 +252,20 @@ def test_another_tenants_things_are_not_found(ada: Any, full: World) -> None:
         assert client.get(address).status_code == 404, address
     assert "184 of 412" not in text(client.get("/"))
     assert "184 of 412" not in text(client.get("/incidents/"))
+
+
+def test_a_password_is_not_guessed_at_speed(client: Client, empty: World) -> None:
+    member(empty.tenant, "guessed")
+    wrong = {"username": "guessed", "password": "wrong"}
+    tries = [text(client.post("/login/", wrong)) for _ in range(SIGN_INS_PER_MIN + 1)]
+    assert ["Too many tries" in page for page in tries] == [False] * SIGN_INS_PER_MIN + [True]
+    for way_round in ({"username": "ｇuessed"}, {"password": ""}, {}):
+        page = text(client.post("/login/", wrong | way_round))
+        assert "Too many tries" in page, way_round
+    right = {"username": "guessed", "password": "a long enough password"}
+    assert "Too many tries" in text(client.post("/login/", right))
+    elsewhere = client.post("/login/", right, REMOTE_ADDR="192.0.2.7")
+    assert elsewhere["Location"] == "/"
 
 
 def test_sign_in_and_out(client: Client, empty: World) -> None:

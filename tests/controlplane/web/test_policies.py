@@ -28,6 +28,14 @@ def said(page: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", main).replace("\u00a0", " ").split())
 
 
+def saves_to(answer: Any) -> str:
+    """Where the policy's own form is sent, whichever address answered with it."""
+    found = r'<form method="post" action="([^"]*)" class="form policy"'
+    form = re.search(found, answer.content.decode())
+    assert form is not None
+    return form[1]
+
+
 def write(world: World, values: dict[str, Any], **scope: str) -> Policy:
     return policy_set(tenant=world.tenant, actor="ada", now=timezone.now(), values=values, **scope)
 
@@ -127,6 +135,7 @@ def test_a_scope_is_frozen_and_thawed(ada: Any, full: World) -> None:
     wrong = client.post("/policies/freeze/?service=chat", {"reason": "", "minutes": "30"})
     assert "Policy of service chat" in text(wrong, 400)
     assert list(wrong.context["freeze"].errors) == ["reason"]
+    assert saves_to(wrong) == f"{EDIT}?service=chat"
     answer = client.post("/policies/freeze/?service=chat", {"reason": "sale", "minutes": "30"})
     assert answer.status_code == 302
     policy = Policy.objects.get()
@@ -136,6 +145,7 @@ def test_a_scope_is_frozen_and_thawed(ada: Any, full: World) -> None:
     assert "Lift the freeze" in page
     refused = client.post("/policies/delete/?service=chat")
     assert "after the freeze is lifted" in text(refused, 409)
+    assert saves_to(refused) == f"{EDIT}?service=chat", "and nothing is deleted by it"
     client.post(f"/policies/{policy.pk}/unfreeze/")
     assert client.post("/policies/delete/?service=chat").status_code == 302
     assert not Policy.objects.exists()

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
 from controlplane.accounts import audit
-from controlplane.accounts.models import AuditEntry, Membership, Token
+from controlplane.accounts.models import AuditEntry, Membership, Tenant, Token
 from controlplane.accounts.selectors import token_find
 from controlplane.alerts.models import Channel, Delivery, Silence
 from controlplane.web.pages import settings_audit
@@ -389,3 +390,33 @@ def test_a_long_chain_is_checked_when_asked_to(
     monkeypatch.setattr(settings_audit, "CHECKED_AT_ONCE_MAX", 3)
     assert "Check the whole chain" in text(owner.get("/settings/audit/"))
     assert "The chain holds." in text(owner.get("/settings/audit/?check=1"))
+
+
+def test_a_long_chain_is_not_read_again_and_again(
+    owner: Client, full: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    furnish(full)
+    monkeypatch.setattr(settings_audit, "CHECKED_AT_ONCE_MAX", 3)
+    read: list[Tenant] = []
+    real = audit.verify
+
+    def counted(tenant: Tenant, **options: str) -> audit.Check:
+        read.append(tenant)
+        return real(tenant, **options)
+
+    monkeypatch.setattr(audit, "verify", counted)
+    for _ in range(3):
+        assert "Checked <time" in text(owner.get("/settings/audit/?check=1"))
+    assert read == [full.tenant]
+    later = timezone.now() + audit.CHECK_EVERY
+    assert audit.verify_seldom(full.tenant, later)
+    assert len(read) == 2
+    # While one reads, another is told to come back.
+    audit._checking.add(full.tenant.pk)
+    try:
+        assert audit.verify_seldom(full.tenant, later + audit.CHECK_EVERY) is None
+        monkeypatch.setattr(audit, "_checks", {})
+        assert "checked for somebody else" in text(owner.get("/settings/audit/?check=1"))
+    finally:
+        audit._checking.clear()
+    assert len(read) == 2
