@@ -300,7 +300,7 @@ def test_a_barrier_knob_is_turned_by_itself_unless_the_policy_wants_a_person(wor
         ),
         (
             {"bounds": {"graph_capture": {"choices": []}}},
-            "bounds.graph_capture.choices: got [], allowed: some of on, off",
+            "bounds.graph_capture.choices: got [], allowed: some of off, on",
         ),
         ({"quiet_hours": {"from": "22:00"}}, "quiet_hours: got"),
         ({"quiet_hours": {"from": "25:00", "until": "07:00"}}, "quiet_hours.from: got '25:00'"),

@@ -24,8 +24,9 @@ from controlplane.demo.story import sentences
 
 
 def test_a_box_is_as_wide_as_the_screen_and_breaks_no_link(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     link = "http://127.0.0.1:8000/incidents/" + "0" * 90 + "/"
     Screen().box("a title", ["word " * 60, "", link])
     lines = capsys.readouterr().out.splitlines()
