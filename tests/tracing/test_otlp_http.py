@@ -202,7 +202,7 @@ def test_a_gzip_bomb_is_not_inflated_past_the_default_limit(post: Post) -> None:
     assert post(bomb, content_encoding="gzip")[0] == 413
 
 
-def test_a_body_that_does_not_come_to_its_end_is_408_and_gives_its_room_back(
+def test_a_body_that_does_not_come_to_its_end_is_504_and_gives_its_room_back(
     door: Door, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replies, "READ_S_MAX", 0.05)
@@ -216,7 +216,7 @@ def test_a_body_that_does_not_come_to_its_end_is_408_and_gives_its_room_back(
         return {"type": "http.request", "body": b"x" * 1000, "more_body": True}
 
     code, _, answer = poster(door, tenant)(b"", receive=trickle)
-    assert code == 408
+    assert code == 504
     assert "not complete within 0.05 s" in Status.FromString(answer).message
     assert value(door, "trimtab_ingest_queue_bytes") == 0
 

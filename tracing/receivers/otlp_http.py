@@ -108,7 +108,7 @@ async def _export(
                 raw = await _body(headers, receive, room, door.limits.body_bytes_max)
         except TimeoutError:  # what came of it would keep its room in the queue for ever
             words = replies.too_slow()
-            raise BadHttp(Code.DEADLINE_EXCEEDED, words, status_code=408) from None
+            raise BadHttp(Code.DEADLINE_EXCEEDED, words, status_code=504) from None
         unpack = partial(_unpack, raw, encoding, room, door.limits.body_bytes_max)
         export = door.traces if path == "/v1/traces" else door.metrics
         return await export(tenant, unpack, room, Encoding(media_type))
