@@ -72,7 +72,8 @@
     range(low, high) {
       const bound = this.spec.bound;
       const shown = bound != null && bound < (high || 0) * 4 + 1e-9 ? bound : 0;
-      return [Math.min(0, low ?? 0), Math.max((high || 0), shown, 1e-3) * 1.08];
+      const least = this.spec.unit === "s" ? 1e-3 : 1; // of nothing but zeros: ticks that differ
+      return [Math.min(0, low ?? 0), Math.max((high || 0), shown, least) * 1.08];
     }
     mark(plot) {
       const { ctx, bbox } = plot, ratio = devicePixelRatio;
