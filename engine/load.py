@@ -42,8 +42,9 @@ PROMPT_TOKENS = (
 OUTPUT_TOKENS = (7, 16, 41, 54, 77, 91, 103, 129, 177, 217, 384, 400, 424, 451, 601, 1000)
 
 # A crowd that comes at once (an agent's fan-out, a mail to all): a quarter of the time.
-BURST_S, BURST_LOAD = 0.6, 2.8
-LULL_S, LULL_LOAD = (1.2, 2.4), 0.4
+BURST_PERIOD_S = 3.0
+BURST_SHARE, BURST_LOAD = 0.25, 2.8
+LULL_SHARE, LULL_LOAD = (0.5, 1.0), 0.4
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,22 @@ def arrivals(seed: int, phases: Sequence[tuple[float, float]], *, name: str = "r
     ]
 
 
-def bursts(seed: int, duration_s: float, rate: float) -> list[tuple[float, float]]:
+def bursts(
+    seed: int, duration_s: float, rate: float, *, period_s: float = BURST_PERIOD_S
+) -> list[tuple[float, float]]:
     """Phases for `arrivals` with `rate` requests/s on average, in bursts.
 
-    BURST_S at BURST_LOAD times the rate follow each lull of LULL_S (uniform) at LULL_LOAD times.
-    Not from the trace: its seconds are calmer (index of dispersion 1.4).
+    One of BURST_SHARE of the period at BURST_LOAD times the rate follows each lull of LULL_SHARE
+    (uniform) at LULL_LOAD times. Not from the trace: its seconds are calmer (index of dispersion
+    1.4).
     """
     rng = np.random.default_rng([seed, 1])
     phases: list[tuple[float, float]] = []
     left = duration_s
     while left > 0:
-        for seconds, load in ((float(rng.uniform(*LULL_S)), LULL_LOAD), (BURST_S, BURST_LOAD)):
+        lull = float(rng.uniform(*LULL_SHARE))
+        for share, load in ((lull, LULL_LOAD), (BURST_SHARE, BURST_LOAD)):
+            seconds = share * period_s
             if left > 0:
                 phases.append((min(seconds, left), load * rate))
                 left -= seconds

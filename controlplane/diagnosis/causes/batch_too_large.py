@@ -117,7 +117,6 @@ def _gap_fact(scene: Scene, long: Long | None) -> Fact:
     return measured(
         text,
         long is not None and long.gaps >= EXPLAINED_MIN,
-        track=scene.means(GAP),
         metric=GAP,
         unit="share of the long gaps",
         value=long.gaps if long else None,
@@ -137,7 +136,6 @@ def _over_fact(scene: Scene, long: Long | None) -> Fact:
     return measured(
         text,
         long is not None and long.share > 0 and long.healthy >= HEALTHY_MIN,
-        track=scene.means(STEP_TIME),
         metric=STEP_TIME,
         unit="share of the long steps",
         value=long.healthy if long else None,

@@ -57,7 +57,7 @@ class RunningCapTooSmall:
         kv = scene.gauge(KV_USED, over="max")
         evidence = (
             _objective_fact(scene),
-            _bound_fact(scene, cap, running),
+            _bound_fact(scene, cap),
             _queue_fact(scene),
             _waiting_fact(waiting),
             _kv_fact(kv),
@@ -92,7 +92,7 @@ def _objective_fact(scene: Scene) -> Fact:
     return Fact(f"“{scene.objective.name}” {says}", waits, required=True, weight=0.5)
 
 
-def _bound_fact(scene: Scene, cap: float | None, running: Track) -> Fact:
+def _bound_fact(scene: Scene, cap: float | None) -> Fact:
     """Of the time that anyone waited, the share with running ≥ 0.95 × cap."""
     bar = max(1.0, min(AT_CAP * cap, cap - 1)) if cap else math.inf
     both = [
@@ -116,7 +116,6 @@ def _bound_fact(scene: Scene, cap: float | None, running: Track) -> Fact:
     return measured(
         text,
         share is not None and share >= BOUND_SHARE_MIN and len(waited) >= LOOKS_MIN,
-        track=running,
         metric=RUNNING,
         unit="share of the time with a queue",
         value=share,
