@@ -94,8 +94,8 @@ if TRIMTAB_CONTROL_WINDOW_S < 2 * TRIMTAB_SCRAPE_S:
         f"TRIMTAB_CONTROL_WINDOW_S={TRIMTAB_CONTROL_WINDOW_S:g}: a control window needs at least "
         f"two scrapes of TRIMTAB_SCRAPE_S={TRIMTAB_SCRAPE_S:g}"
     )
-# How the loop may act: observe (explain and tell only) or auto
-TRIMTAB_AUTOPILOT = env("TRIMTAB_AUTOPILOT", "1", flag, "0 (observe) or 1 (act)")
+# What policies may say at most: auto, or propose (explain, tell, propose, and change nothing)
+TRIMTAB_AUTOPILOT = env("TRIMTAB_AUTOPILOT", "1", flag, "0 (propose) or 1 (act)")
 TRIMTAB_RETENTION_DAYS = int(env("TRIMTAB_RETENTION_DAYS", "30", number(1, 400), "days, 1 to 400"))
 
 TRIMTAB_API_REQUESTS_PER_MIN = int(

@@ -155,7 +155,7 @@ ENGINE_KEYS = ("name", "service", "adapter", "url")
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
-        prog="python -m gpu_agent",
+        prog="trimtab agent",
         description="The node agent: reads GPUs and engines, sends what it read, carries out "
         "commands and undoes what nobody confirms.",
         epilog="Each setting may also stand in the file, or in the environment as "

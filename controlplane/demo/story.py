@@ -35,12 +35,17 @@ async def follow(house: House, say: Callable[[str], None]) -> None:
                 continue
             for key, sentence in sentences(incidents, actions):
                 if key not in seen:
-                    seen.add(key)
+                    # A cause that comes back is news again.
+                    seen = {other for other in seen if not _supersedes(key, other)} | {key}
                     # What an earlier demo left in the ledger is old news.
                     if not first:
                         say(sentence)
             first = False
             await asyncio.sleep(POLL_S)
+
+
+def _supersedes(new: tuple[str, str], old: tuple[str, str]) -> bool:
+    return old[0] == new[0] and all(key[1].startswith("because ") for key in (old, new))
 
 
 def sentences(
@@ -53,7 +58,7 @@ def sentences(
         told.append(((row["id"], f"opened {row['reopened']}"), f"▲ detected{again}: {row['what']}"))
         if (because := row.get("because")) and not row["part_of"]:
             # “TTFT p99 is 2 s because …” says it already.
-            link = "" if " because " in because else "because "
+            link = "" if " because " in because or row["cause"] == "unknown" else "because "
             told.append(((row["id"], "because " + row["cause"]), f"  {link}{because}"))
     told += [
         ((row["id"], STEP_OF.get(row["state"], row["state"])), f"◆ {row['sentence']}")

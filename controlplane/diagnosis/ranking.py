@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controlplane.diagnosis.cause import SCORE_MIN, UNKNOWN, Finding
+from controlplane.diagnosis.cause import SCORE_MIN, UNKNOWN, Finding, label
 
 NAMED_MAX = 2
 
@@ -29,10 +29,8 @@ class Ranking:
             return self.named[0]
         nearest = self.rivals[0]
         missing = next((f.sentence for f in nearest.evidence if f.required and not f.supports), "")
-        because = (
-            f"no cause examined explains it; the nearest, {nearest.cause}, fails on: {missing}"
-        )
-        return Finding(UNKNOWN, nearest.score, because)
+        because = f"the nearest, {label(nearest.cause)}, fails on: {missing}"
+        return Finding(UNKNOWN, nearest.score, f"no cause examined explains it; {because}")
 
     @property
     def because(self) -> str:

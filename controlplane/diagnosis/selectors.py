@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -189,8 +189,13 @@ def story(incident: Incident) -> Story:
         diagnosis=diagnosis,
         evidence_for=[e for e in named if e.supports],
         evidence_against=[e for e in named if not e.supports],
-        rivals=_told(diagnosis.rivals, evidence),
+        rivals=[_without_claim(each) for each in _told(diagnosis.rivals, evidence)],
     )
+
+
+def _without_claim(rival: Rival) -> Rival:
+    """What it examined alone: of a rival “TTFT p99 is 2 s because …” is not so."""
+    return replace(rival, because=rival.because.partition(" because ")[2] or rival.because)
 
 
 def _told(findings: Sequence[Mapping[str, Any]], evidence: Sequence[Evidence]) -> list[Rival]:

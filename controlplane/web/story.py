@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from controlplane.accounts.models import Tenant
 from controlplane.actions.models import IN_FLIGHT, Action, State
 from controlplane.actions.selectors import sentence
+from controlplane.alerts.message import sentences
 from controlplane.alerts.models import Delivery
 from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.models import Incident
@@ -78,7 +79,7 @@ def _line(incident: Incident) -> StoryLine:
     return StoryLine(
         incident=incident,
         told=told,
-        doing=_sentence(_doing(told, action)),
+        doing=_sentence(_doing(told, action, over=over)),
         steps=tuple(_steps(incident, told, action, said)),
         state="act" if running else "ok" if over else "bad",
         action=action,
@@ -87,9 +88,10 @@ def _line(incident: Incident) -> StoryLine:
     )
 
 
-def _doing(told: Story, action: Action | None) -> str:
+def _doing(told: Story, action: Action | None, *, over: bool) -> str:
     if action is not None:
-        return sentence(action)
+        ended = action.state not in IN_FLIGHT and action.state != State.VERIFIED
+        return sentences(sentence(action), told.no_action if ended and not over else "")
     if told.diagnosis is None:
         return ""
     if told.no_action:
