@@ -98,8 +98,11 @@ def compose_test(channel: Channel, *, by: str, now: datetime) -> dict[str, Any]:
 
 
 def sentences(*parts: str) -> str:
-    """Joined, each with a capital letter and a full stop; empty parts are left out."""
-    whole = [part[0].upper() + part[1:] for part in parts if part]
+    """Joined, each with a capital letter, unless a knob comes first, and a full stop; empty parts
+    are left out."""
+    whole = [
+        part if "_" in part.split()[0] else part[0].upper() + part[1:] for part in parts if part
+    ]
     return " ".join(part if part.endswith((".", "…", "。")) else f"{part}." for part in whole)
 
 

@@ -184,6 +184,17 @@ def test_incident_tells_the_outcome(
         assert word in said
 
 
+def test_incident_says_what_comes_after_a_change_that_did_not_help(ada: Any, full: World) -> None:
+    end(Action.objects.get(), State.ROLLED_BACK, full.now)
+    found = Incident.objects.get()
+    diagnosis = found.diagnoses.get()
+    diagnosis.facts["no_action"] = "max_num_seqs was just tried this way; waiting 3 min"
+    diagnosis.save()
+    assert "max_num_seqs was just tried this way; waiting 3 min." in text(
+        ada(full).get(f"/incidents/{found.pk}/")
+    )
+
+
 def test_incident_without_a_cause_says_so(ada: Any, empty: World) -> None:
     found = incident(empty)
     found.diagnoses.update(cause="unknown", score=0.3, because="no cause has enough evidence")
