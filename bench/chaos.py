@@ -171,7 +171,9 @@ def settle(storm: Storm) -> dict[str, Any]:
         left = check.left_in_flight(check.journal(storm.journal), report)
         left += [incident["what"] for incident in report["incidents"] if not incident["told"]]
         left += [
-            incident["what"] for incident in report["incidents"] if "pending" in incident["told"]
+            incident["what"]
+            for incident in report["incidents"]
+            if any(state == "pending" for _, state in incident["told"])
         ]
         if not left or time.monotonic() > deadline:
             return report

@@ -134,14 +134,20 @@ def told_otherwise(words: list[Word], report: dict[str, Any]) -> list[str]:
 
 
 def untold(report: dict[str, Any], messages: list[dict[str, Any]]) -> list[str]:
-    """Incidents whose one message did not arrive, once. The receiver drops a repeated delivery."""
+    """Incidents of which not every message in the outbox was heard, once, or that nobody heard of,
+    or of more often than they opened. The receiver drops a repeated delivery."""
     wrong = []
     for incident in report["incidents"]:
-        heard = sum(incident["id"] in message["incident_url"] for message in messages)
-        if heard != 1:
-            outbox = ", ".join(incident["told"]) or "empty"
+        heard = Counter(
+            message["event"].removeprefix("incident.")
+            for message in messages
+            if incident["id"] in message["incident_url"]
+        )
+        outbox = Counter(event for event, _ in incident["told"])
+        if heard != outbox or not 1 <= heard["opened"] <= incident["openings"]:
             wrong.append(
-                f"{incident['what']} ({incident['state']}): {heard} messages, outbox {outbox}"
+                f"{incident['what']} ({incident['state']}, opened {incident['openings']} times): "
+                f"heard {dict(heard)}, in the outbox {dict(outbox)}"
             )
     return wrong
 

@@ -201,7 +201,8 @@ def report() -> dict[str, Any]:
                 "id": str(incident.pk),
                 "what": str(incident),
                 "state": incident.state,
-                "told": [delivery.state for delivery in incident.deliveries.all()],
+                "openings": 1 + incident.reopened,
+                "told": [[d.event, d.state] for d in incident.deliveries.all()],
             }
             for incident in Incident.objects.order_by("opened_at")
         ],

@@ -65,3 +65,16 @@ def test_what_the_journal_has_forgotten_is_not_held_against_it() -> None:
     word = check.Word("a", "engine-0", "apply", "applied", "committed", 2, {}, "")
     assert check.told_otherwise([word], report) == ["old: verified, journal trial none"]
     assert check.told_otherwise([word] * check.JOURNAL_KEEPS, report) == []
+
+
+def test_each_opening_is_told_once_and_so_is_what_came_of_it() -> None:
+    check = import_module("chaos_check")
+    told = [["opened", "sent"], ["resolved", "sent"], ["opened", "sent"]]
+    incident = {"id": "i1", "what": "late", "state": "open", "openings": 2, "told": told}
+    heard = [{"event": f"incident.{event}", "incident_url": "/incidents/i1/"} for event, _ in told]
+    report = {"incidents": [incident]}
+    assert check.untold(report, heard) == []
+    assert check.untold(report, heard[:2])
+    assert check.untold(report, [*heard, heard[0]])
+    assert check.untold({"incidents": [incident | {"openings": 1}]}, heard)
+    assert check.untold({"incidents": [incident | {"told": []}]}, [])
