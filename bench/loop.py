@@ -21,13 +21,14 @@ import json
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from plant import CpuMeter, capacity_here, drive, house, say, share_inside, verdict, warm_up
 
+from controlplane.demo.client import good_again_s
 from controlplane.demo.pace import FAST, NORMAL, Pace
 from engine.load import Request, arrivals, bursts
 from engine.replay import Record, Status, Summary, summarise
@@ -56,7 +57,6 @@ class Run:
     actions: list[dict[str, Any]]
     cpu_share: dict[str, float]
     started: float
-    windows: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def inside(self) -> float:
@@ -67,21 +67,11 @@ class Run:
         times = [stamp(i["opened_at"]) - self.started - self.shift_s for i in self.incidents]
         return min(times, default=None)
 
-    def mitigated_s(self, window_s: float = 5.0) -> float | None:
-        """Seconds from the shift to the end of the first two windows in a row, after the first
-        bad one, in which at least 95 % of the requests were inside. None: never bad, or never
-        mended."""
-        late = [r for r in self.records if r.sent_s >= self.shift_s]
-        last = max((r.sent_s for r in late), default=self.shift_s)
-        bad_seen, good = False, 0
-        for k in range(int((last - self.shift_s) / window_s)):
-            start = self.shift_s + k * window_s
-            share = share_inside([r for r in late if start <= r.sent_s < start + window_s])
-            good = good + 1 if share >= 0.95 else 0
-            bad_seen = bad_seen or share < 0.856  # 14.4 times the budget of 1 %
-            if bad_seen and good == 2:
-                return (k + 1) * window_s
-        return None
+    def mitigated_s(self) -> float | None:
+        """Seconds from the shift until requests were in time again; None: never bad, or bad to the
+        end."""
+        seconds = good_again_s(self.records, self.shift_s)
+        return None if seconds == float("inf") else seconds
 
 
 def stamp(text: str) -> float:

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -18,6 +17,7 @@ from controlplane.actions.knob import Knob, knobs
 from controlplane.actions.models import Policy
 from controlplane.actions.policies import policy_values
 from controlplane.actions.policy import COLUMNS, Rules, freeze_words, node_stop
+from controlplane.actions.words import translated
 from controlplane.fleet.models import Engine
 from controlplane.web.templatetags.ui import duration, number, setting, state_word
 from slo.models import Objective
@@ -126,17 +126,7 @@ def origin_words(rules: Rules, name: str, engine: Engine) -> str:
 
 def freeze_said(policy: Policy, now: datetime) -> str:
     """As freeze_words, in the language of the page; "" when no freeze is in force."""
-    if not freeze_words(policy, now):
-        return ""
-    said = {
-        "scope": Scope(policy.service, policy.engine),
-        "who": policy.frozen_by,
-        "why": policy.freeze_reason,
-    }
-    if policy.freeze_until is None:
-        return _("%(scope)s is frozen until it is lifted, by %(who)s: %(why)s") % said
-    until = f"{timezone.localtime(policy.freeze_until):%Y-%m-%d %H:%M %Z}"
-    return _("%(scope)s is frozen until %(until)s, by %(who)s: %(why)s") % {**said, "until": until}
+    return translated(freeze_words(policy, now))
 
 
 def stopped_words(engine: Engine, rules: Rules, now: datetime) -> str:
