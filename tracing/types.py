@@ -162,7 +162,8 @@ class Reader(Protocol):
 
     `where` matches labels exactly; metric labels are the point's attributes plus `service`
     (service.name), `instance` (service.instance.id, the engine's name) and `node` (host.name).
-    `by` keeps those labels and aggregates the rest.
+    `by` keeps those labels and aggregates the rest. One is made for each pass and page: what it was
+    told once it may tell again.
     """
 
     def increase(
@@ -211,14 +212,19 @@ class Reader(Protocol):
         """
         ...
 
-    def last_seen(self, metric: str, *, where: Labels | None = None) -> datetime | None:
-        """Time of the newest sample of the metric within an hour, None when there is none."""
+    def ahead(self, grid: Grid, *, where: Labels) -> Reader:
+        """A reader of the same answers that has read the metrics of `where` up to the grid's end:
+        for who will ask many questions of exactly that `where` inside the grid."""
         ...
 
-    def span_last_seen(
-        self, *, service: str, name: str, instance: str | None = None
-    ) -> datetime | None:
-        """When the newest such span within an hour ended, None when there is none."""
+    def last_seen(
+        self, metrics: Sequence[str], *, where: Labels | None = None
+    ) -> dict[str, datetime]:
+        """By `instance` the time of the newest sample of any of the metrics within an hour."""
+        ...
+
+    def span_last_seen(self, *, service: str, name: str) -> dict[str, datetime]:
+        """By `instance` when the newest such span within an hour ended."""
         ...
 
     def trace(self, trace_id: str) -> list[Span]:

@@ -37,6 +37,11 @@ class EngineFacts:
     engines: int = 1
     node: str = ""
 
+    @property
+    def where(self) -> dict[str, str]:
+        """Labels of its own metrics."""
+        return {"service": self.service, "instance": self.name}
+
     def number(self, knob: str) -> float | None:
         """The running value of a numeric knob, None when it is not known."""
         value = self.values.get(knob)
@@ -212,7 +217,7 @@ class Scene:
 
     @property
     def where(self) -> dict[str, str]:
-        return {"service": self.engine.service, "instance": self.engine.name}
+        return self.engine.where
 
     def gauge(self, metric: str, *, over: str = "avg") -> Track:
         """A level: the mean over windows of the window's avg, max, min or last."""
