@@ -1,4 +1,4 @@
-"""A reader that has read ahead answers as one that asks the store each time."""
+"""A reader answers alike whether it asks the store, has asked before, or has read ahead."""
 
 from __future__ import annotations
 
@@ -115,3 +115,11 @@ def test_too_much_to_hold_is_asked_of_the_store(
 def test_nothing_ahead_is_an_empty_answer(plain: StoreReader) -> None:
     reader = plain.ahead(Grid(at(0), at(60), 15), where={"service": "nobody"})
     assert reader.gauge("g", Grid(at(0), at(60), 15), where={"service": "nobody"}) == []
+
+
+def test_the_same_question_is_put_to_the_store_once(plain: StoreReader, counted: Counted) -> None:
+    grid = Grid(at(300), at(600), 15)
+    expected, asked = answers(plain, grid, ONE), counted.asked
+    assert answers(plain, grid, ONE) == expected
+    assert counted.asked == asked
+    assert plain.ahead(grid, where=ONE) is plain.ahead(grid, where=dict(ONE))
