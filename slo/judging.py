@@ -86,10 +86,12 @@ def objectives_judge(
     its `problem` set when its spec is why) and does not stop the others.
     """
     judgements: list[Judgement] = []
-    for objective in Objective.objects.filter(tenant=tenant, enabled=True).order_by("slug"):
+    objectives = list(Objective.objects.filter(tenant=tenant, enabled=True).order_by("slug"))
+    for objective in objectives:
         problem = ""
+        beside = [other for other in objectives if other.service == objective.service]
         try:
-            judgements += _judge(objective, reader, now, engines)
+            judgements += _judge(objective, reader, now, engines, beside)
         except SpecError as error:
             problem = str(error)[:300]
             logger.warning("objective %s cannot be judged: %s", objective.slug, error)
@@ -107,8 +109,13 @@ def settle_s() -> float:
 
 
 def _judge(
-    objective: Objective, reader: Reader, now: datetime, engines: Sequence[str]
+    objective: Objective,
+    reader: Reader,
+    now: datetime,
+    engines: Sequence[str],
+    beside: Sequence[Objective],
 ) -> list[Judgement]:
+    """`beside` are the objectives of the same service, which read the same windows of it."""
     window_s = settings.TRIMTAB_CONTROL_WINDOW_S
     newest = _newest(objective)
     if newest is not None and newest.window_end > now:
@@ -125,8 +132,24 @@ def _judge(
             return []
     judgements: list[Judgement] = []
     for grid in _grids(objective, newest, end, window_s):
-        judgements += _grid_judge(objective, reader, grid, end, now, seen, carried, engines)
+        near = _ahead(reader, grid, objective, beside)
+        judgements += _grid_judge(objective, near, grid, end, now, seen, carried, engines)
     return judgements
+
+
+def _ahead(reader: Reader, grid: Grid, objective: Objective, beside: Sequence[Objective]) -> Reader:
+    """A reader that has read the windows for all of them, as it is asked for by the first."""
+    if not _families(objective):
+        return reader
+    metrics = sorted({metric for other in beside for metric in _families(other)})
+    return reader.ahead(grid, where={"service": objective.service}, metrics=metrics)
+
+
+def _families(objective: Objective) -> tuple[str, ...]:
+    try:
+        return indicators()[objective.indicator].families(objective.spec)
+    except KeyError:  # no such indicator, or not its spec: said when it is judged itself
+        return ()
 
 
 def _all_heard(

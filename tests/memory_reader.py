@@ -111,7 +111,9 @@ class MemoryReader:
             for instance, (good, total) in shares.items()
         ]
 
-    def ahead(self, grid: Grid, *, where: Labels) -> MemoryReader:
+    def ahead(
+        self, grid: Grid, *, where: Labels, metrics: Sequence[str] | None = None
+    ) -> MemoryReader:
         return self
 
     def last_seen(

@@ -123,10 +123,14 @@ class StoreReader:
             for key, edges in _bucket_edges(samples, catalogue, cells, by)
         ]
 
-    def ahead(self, grid: Grid, *, where: Labels) -> StoreReader:
-        key = (grid.start, grid.end, *sorted(where.items()))
-        if key not in self._ahead:  # objectives missed together are explained from the same look
-            series = SeriesAhead(self._store, self._tenant, grid, where)
+    def ahead(
+        self, grid: Grid, *, where: Labels, metrics: Sequence[str] | None = None
+    ) -> StoreReader:
+        # A histogram is asked for without suffix.
+        names = metrics and [m + suffix for m in metrics for suffix in ("", "_bucket", "_sum")]
+        key = (grid.start, grid.end, tuple(sorted(where.items())), names and tuple(names))
+        if key not in self._ahead:
+            series = SeriesAhead(self._store, self._tenant, grid, where, names)
             self._ahead[key] = StoreReader(self._store, self._tenant, series)
         return self._ahead[key]
 

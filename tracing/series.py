@@ -40,15 +40,11 @@ Catalogue = dict[int, Entry]
 
 
 class StoreSeries:
-    """A tenant's series in the store, asked for by metrics and by labels that fit `where`.
-
-    The same question is put to the store once: make one of these for each pass or page.
-    """
+    """A tenant's series in the store, asked for by metrics and by labels that fit `where`."""
 
     def __init__(self, store: Store, tenant_id: str) -> None:
         self._store = store
         self._tenant = tenant_id
-        self._answers: dict[str, Any] = {}
 
     def catalogue(self, metrics: Sequence[str], where: Labels) -> Catalogue:
         """The series by id."""
@@ -85,29 +81,34 @@ class StoreSeries:
         text, parameters = sql.labelled(text, where, column)
         if "metrics" not in values:
             text = sql.of_all_metrics(text)
-        parameters |= {"tenant": self._tenant, **values}
-        question = f"{text} {parameters}"
-        if question not in self._answers:
-            self._answers[question] = self._store.query(text, parameters)
-        return self._answers[question]
+        return self._store.query(text, {**parameters, "tenant": self._tenant, **values})
 
 
 class SeriesAhead(StoreSeries):
-    """The same answers, from one look at everything that fits `where` up to the grid's end.
+    """The same answers, from one look at the metrics (None: all) of `where` up to the grid's end.
 
     A question costs the store milliseconds however small it is, and whoever explains an engine asks
     a hundred. What lies beyond the look, or is more than AHEAD_SAMPLES_MAX, is asked of the store.
     """
 
-    def __init__(self, store: Store, tenant_id: str, grid: Grid, where: Labels) -> None:
+    def __init__(
+        self,
+        store: Store,
+        tenant_id: str,
+        grid: Grid,
+        where: Labels,
+        metrics: Sequence[str] | None = None,
+    ) -> None:
         super().__init__(store, tenant_id)
         self._where = dict(where)
+        self._metrics = metrics
+        of: dict[str, Parameter] = {} if metrics is None else {"metrics": metrics}
         self._after, self._until = grid.start - LOOKBACK, grid.end
         self._known: dict[str, Catalogue] = defaultdict(dict)
-        for row in self.rows(sql.CATALOGUE, where, "labels"):
+        for row in self.rows(sql.CATALOGUE, where, "labels", **of):
             self._known[row["metric"]][row["series"]] = _entry(row)
-        times = _times(self._after, grid) | {"most": AHEAD_SAMPLES_MAX + 1}
-        self._held = _samples(self._table(sql.SAMPLES_AHEAD, where, "series", **times))
+        of |= _times(self._after, grid) | {"most": AHEAD_SAMPLES_MAX + 1}
+        self._held = _samples(self._table(sql.SAMPLES_AHEAD, where, "series", **of))
         if len(self._held.series) > AHEAD_SAMPLES_MAX:
             self._until = self._after
         borders = [*np.flatnonzero(self._held.firsts()).tolist(), len(self._held.series)]
@@ -115,23 +116,30 @@ class SeriesAhead(StoreSeries):
         self._runs = {int(self._held.series[run.start]): run for run in runs}
 
     def catalogue(self, metrics: Sequence[str], where: Labels) -> Catalogue:
-        if where != self._where:
+        if not self._covers(metrics, where):
             return super().catalogue(metrics, where)
         return {key: entry for m in metrics for key, entry in self._known.get(m, {}).items()}
 
     def counters(self, metrics: Sequence[str], where: Labels, grid: Grid) -> Samples:
         after = grid.start - LOOKBACK
-        if not self._holds(where, after, grid.end):
+        if not self._holds(metrics, where, after, grid.end):
             return super().counters(metrics, where, grid)
         return self._between(metrics, after, grid.end)
 
     def gauges(self, metrics: Sequence[str], where: Labels, grid: Grid, over: str) -> Samples:
-        if not self._holds(where, grid.start, grid.end):
+        if not self._holds(metrics, where, grid.start, grid.end):
             return super().gauges(metrics, where, grid, over)
         return reduced(self._between(metrics, grid.start, grid.end), grid, over)
 
-    def _holds(self, where: Labels, after: datetime, until: datetime) -> bool:
-        return where == self._where and self._after <= after and until <= self._until
+    def _covers(self, metrics: Sequence[str], where: Labels) -> bool:
+        known = self._metrics is None or set(metrics) <= set(self._metrics)
+        return known and where == self._where
+
+    def _holds(
+        self, metrics: Sequence[str], where: Labels, after: datetime, until: datetime
+    ) -> bool:
+        inside = self._after <= after and until <= self._until
+        return inside and self._covers(metrics, where)
 
     def _between(self, metrics: Sequence[str], after: datetime, until: datetime) -> Samples:
         known = self.catalogue(metrics, self._where)

@@ -162,8 +162,7 @@ class Reader(Protocol):
 
     `where` matches labels exactly; metric labels are the point's attributes plus `service`
     (service.name), `instance` (service.instance.id, the engine's name) and `node` (host.name).
-    `by` keeps those labels and aggregates the rest. One is made for each pass and page: what it was
-    told once it may tell again.
+    `by` keeps those labels and aggregates the rest.
     """
 
     def increase(
@@ -212,9 +211,12 @@ class Reader(Protocol):
         """
         ...
 
-    def ahead(self, grid: Grid, *, where: Labels) -> Reader:
-        """A reader of the same answers that has read the metrics of `where` up to the grid's end:
-        for who will ask many questions of exactly that `where` inside the grid."""
+    def ahead(self, grid: Grid, *, where: Labels, metrics: Sequence[str] | None = None) -> Reader:
+        """A reader of the same answers that has read the metrics (None: all) of exactly that
+        `where` up to the grid's end: for who will ask several questions of it inside the grid.
+
+        Asked for the same again, it is the same one: readers are made for a pass or a page.
+        """
         ...
 
     def last_seen(

@@ -59,6 +59,8 @@ def reduced(samples: Samples, grid: Grid, over: str) -> Samples:
     begins = samples.firsts()
     begins[1:] |= window[1:] != window[:-1]
     first = np.flatnonzero(begins)
+    if not len(first):
+        return samples
     last = np.append(first[1:], len(window)) - 1
     if over == "avg":
         value = np.add.reduceat(samples.value, first) / (last - first + 1)

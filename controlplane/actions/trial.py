@@ -62,6 +62,7 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
     end = action.applied_at + timedelta(seconds=action.ttl_s - margin_s)
     if incident is None and action.priority != Priority.PERSON and action.undoes_id is None:
         return Judged(verify.Verdict.INCONCLUSIVE, "its incident is gone", {})
+    reader = _ahead(action, reader, now)
     queue = _queue(action, reader, now)
     if incident is None:
         promises = _guards(action, reader, queue.gone_at)
@@ -99,6 +100,20 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
             "sentence": result.sentence,
         },
     )
+
+
+def _ahead(action: Action, reader: Reader, now: datetime) -> Reader:
+    """A reader that has read the queue and the arrivals of the trial and the windows before it."""
+    assert action.applied_at is not None
+    window_s = settings.TRIMTAB_CONTROL_WINDOW_S
+    start = action.applied_at - (BEFORE_WINDOWS_MAX + 1) * timedelta(seconds=window_s)
+    return reader.ahead(
+        Grid(start, now, window_s), where=_where(action), metrics=(WAITING, ARRIVALS)
+    )
+
+
+def _where(action: Action) -> dict[str, str]:
+    return {"service": action.engine.service, "instance": action.engine.name}
 
 
 def _guards(
@@ -212,8 +227,7 @@ def _grew(waiting: Sequence[float]) -> bool:
 
 def _waiting(action: Action, reader: Reader, grid: Grid) -> list[float]:
     """Requests waiting in the engine, a mean per window; NaN where not measured."""
-    where = {"service": action.engine.service, "instance": action.engine.name}
-    series = reader.gauge(WAITING, grid, where=where, over="avg")
+    series = reader.gauge(WAITING, grid, where=_where(action), over="avg")
     return [float(v) for v in series[0].values] if series else []
 
 
@@ -242,8 +256,7 @@ def _sample(newest_first: list[Reading], action: Action, reader: Reader) -> veri
 def _arrivals(readings: list[Reading], action: Action, reader: Reader) -> float | None:
     """Requests the engine received in the windows, None when it does not say."""
     grid = Grid(_start(readings[0]), readings[-1].window_end, readings[0].window_s)
-    where = {"service": action.engine.service, "instance": action.engine.name}
-    series = reader.increase(ARRIVALS, grid, where=where)
+    series = reader.increase(ARRIVALS, grid, where=_where(action))
     if not series:
         return None
     by_end = dict(zip(grid.ends(), series[0].values, strict=True))

@@ -1,4 +1,4 @@
-"""A reader answers alike whether it asks the store, has asked before, or has read ahead."""
+"""A reader that has read ahead answers as one that asks the store each time."""
 
 from __future__ import annotations
 
@@ -117,9 +117,19 @@ def test_nothing_ahead_is_an_empty_answer(plain: StoreReader) -> None:
     assert reader.gauge("g", Grid(at(0), at(60), 15), where={"service": "nobody"}) == []
 
 
-def test_the_same_question_is_put_to_the_store_once(plain: StoreReader, counted: Counted) -> None:
+def test_some_metrics_are_read_ahead_and_the_others_asked_for(
+    plain: StoreReader, counted: Counted
+) -> None:
     grid = Grid(at(300), at(600), 15)
+    reader = plain.ahead(grid, where=ONE, metrics=("c", "h"))
     expected, asked = answers(plain, grid, ONE), counted.asked
-    assert answers(plain, grid, ONE) == expected
+    reader.increase("c", grid, where=ONE)
+    reader.histogram("h", grid, where=ONE, by=("phase",))
     assert counted.asked == asked
+    assert answers(reader, grid, ONE) == expected
+
+
+def test_the_same_look_is_taken_once(plain: StoreReader) -> None:
+    grid = Grid(at(300), at(600), 15)
     assert plain.ahead(grid, where=ONE) is plain.ahead(grid, where=dict(ONE))
+    assert plain.ahead(grid, where=ONE) is not plain.ahead(grid, where=ONE, metrics=("c",))
