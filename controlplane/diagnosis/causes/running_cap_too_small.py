@@ -18,6 +18,7 @@ from controlplane.diagnosis.cause import (
     PREEMPTIONS,
     QUEUE_TIME,
     RUNNING,
+    STEPS_PER_WINDOW,
     WAITING,
     WORD_OF,
     Fact,
@@ -253,13 +254,14 @@ def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...
 def _drain_s(scene: Scene) -> float | None:
     """Seconds until those who wait now are served, should the remedy leave SPARE to spare.
 
-    What a remedy inherits: until then its effect cannot be seen.
+    What a remedy inherits: until then its effect cannot be seen. Now is the last window: a single
+    look may fall between two crowds.
     """
-    waiting = [w for w in scene.steps(WAITING) if not math.isnan(w)]
+    waiting = percentile(scene.steps(WAITING)[-STEPS_PER_WINDOW:], 1)
     load = arrivals(scene).value
-    if not waiting or not load:
+    if waiting is None or not load:
         return None
-    return waiting[-1] / (SPARE * load)
+    return waiting / (SPARE * load)
 
 
 def _because(scene: Scene, cap: float | None, running: Track, waiting: Track) -> str:
