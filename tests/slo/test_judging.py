@@ -66,13 +66,12 @@ def test_a_window_is_judged_once_its_data_had_time_to_arrive(
     assert judge(tenant, reader, end) == []
 
 
-@pytest.mark.parametrize("events", [1e300, -400.0])
 def test_what_cannot_be_a_count_spoils_no_sum(
-    tenant: Tenant, objective: Objective, reader: MemoryReader, events: float
+    tenant: Tenant, objective: Objective, reader: MemoryReader
 ) -> None:
     engine = Engine(reader)
     judge(tenant, reader, engine.serve(90, 10, windows=4))
-    engine.counts[1] += events
+    engine.counts[1] += 1e300
     bad = engine.serve(0, 0)
     newest = last(judge(tenant, reader, bad))
     assert (newest.window_end, newest.total, newest.bad) == (bad, 0, False)

@@ -41,9 +41,9 @@ def tell(engine: Engine, now: datetime, incident: Incident | None = None) -> lis
     return made
 
 
-def silence(engine: Engine, **scope: str) -> Silence:
+def silence(of: Engine, **scope: str) -> Silence:
     return Silence.objects.create(
-        tenant=engine.tenant, created_at=NOW, until=NOW + 60 * MINUTE, by="ada", reason="r", **scope
+        tenant=of.tenant, created_at=NOW, until=NOW + 60 * MINUTE, by="ada", reason="r", **scope
     )
 
 
