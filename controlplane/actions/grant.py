@@ -22,10 +22,11 @@ SWAPPABLE = ("hot", "barrier")
 
 @dataclass(frozen=True)
 class Granted:
-    """A knob, the value to set and what is expected of it."""
+    """A knob, the value to set, which of the named causes wished for it, and what is expected."""
 
     knob: Knob
     value: int | str
+    cause: str
     why: str
     predicted: dict[str, Any]
 
@@ -50,7 +51,9 @@ def choose(
         elif waits := _cooling(knob, granted, engine, recent, rules, now):
             reasons.append(waits)
         else:
-            return Granted(knob, granted, wish["why"], predict(diagnosis, wish, engine, granted))
+            cause = wish.get("cause", diagnosis.cause)
+            predicted = predict(diagnosis, wish, engine, granted)
+            return Granted(knob, granted, cause, wish["why"], predicted)
     return "; ".join(reasons)
 
 

@@ -304,7 +304,7 @@ def send(world: World) -> None:
 
     async def go() -> None:
         door = wiring.door()
-        with door.room() as room:
+        with door.room(str(world.tenant.pk)) as room:
             await door.traces(str(world.tenant.pk), lambda: trace_body(world), room)
 
     asyncio.run(go())
@@ -313,7 +313,7 @@ def send(world: World) -> None:
 def send_metrics(world: World, body: bytes) -> None:
     async def go() -> None:
         door = wiring.door()
-        with door.room() as room:
+        with door.room(str(world.tenant.pk)) as room:
             await door.metrics(str(world.tenant.pk), lambda: body, room)
 
     asyncio.run(go())
