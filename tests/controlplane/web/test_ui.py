@@ -80,27 +80,6 @@ def test_every_state_of_every_room_has_a_shape_and_a_word() -> None:
             assert str(word)
 
 
-def test_an_overdrawn_budget_grows_to_the_left() -> None:
-    left, over, far = (ui.budget_rule(v, "met") for v in (0.5, -0.5, -7.0))
-    assert 'x="33.30%"' in left
-    assert 'class="ok"' in left
-    assert 'x="16.65%" y="3" width="16.65%"' in over
-    assert 'class="bad"' in over
-    assert 'x="0.00%" y="3" width="33.30%"' in far
-    assert "−700\u00a0% of the error budget left" in far
-    assert "unknown" in ui.budget_rule(None, "no_data")
-
-
-def test_sparklines_keep_gaps_and_escape_labels() -> None:
-    points = [(0.0, 1.0), (1.0, None), (2.0, 3.0), (3.0, 2.0)]
-    drawn = ui.sparkline(points, (0.0, 3.0), 2.5, 'a "label"', datetime.fromtimestamp(2, UTC))
-    assert drawn.count("M") == 2
-    assert 'class="bound"' in drawn
-    assert 'class="since" x="106.7"' in drawn
-    assert "a &quot;label&quot;" in drawn
-    assert ui.sparkline([(0.0, None)], (0.0, 1.0), None, "x") == ""
-
-
 def test_times_are_utc_and_carry_the_instant() -> None:
     at = datetime(2026, 3, 1, 14, 2, 5, tzinfo=UTC)
     assert ">14:02:05</time>" in ui.clock(at)
@@ -142,9 +121,3 @@ def test_a_setting_is_written_as_people_say_it(value: object, words: str) -> Non
 )
 def test_a_missing_gpu_says_why(status: str, words: str) -> None:
     assert ui.gpu_status(status) == words
-
-
-def test_coordinates_do_not_depend_on_the_language() -> None:
-    assert [ui.coordinate(value) for value in (15.0, 0.333333, 1767225600.0)] == [
-        "15", "0.33", "1767225600",
-    ]  # fmt: skip
