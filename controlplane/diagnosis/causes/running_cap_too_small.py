@@ -34,6 +34,7 @@ from controlplane.diagnosis.cause import (
     measured,
     percentile,
     score,
+    several,
     slower_fact,
 )
 
@@ -199,7 +200,7 @@ def _preemption_fact(scene: Scene) -> Fact:
     text = (
         "Preemptions were not measured"
         if count is None
-        else f"{count:g} requests were preempted"
+        else several(count, "request was preempted", "requests were preempted")
         + ("" if none else ": running more would preempt more")
     )
     return measured(
@@ -239,7 +240,8 @@ def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...
     if want <= cap:
         what = "graphs are captured for" if graph < held else "the KV cache would hold"
         return (), f"{what} no more than {min(held, graph):.0f} running requests"
-    why = f"{demand:.0f} requests run or wait nine tenths of the time"
+    run = several(demand, "request runs or waits", "requests run or wait", ".0f")
+    why = f"{run} nine tenths of the time"
     if held < demand:
         why += f"; the KV cache holds {held:.0f}"
     if graph < demand:
@@ -263,9 +265,11 @@ def _drain_s(scene: Scene) -> float | None:
 def _because(scene: Scene, cap: float | None, running: Track, waiting: Track) -> str:
     if cap is None or running.value is None or waiting.value is None:
         return "it is not measured how many requests run and wait under which cap"
-    behind = f"{waiting.value:.0f} requests wait behind a cap of {cap:g} running"
+    wait = several(waiting.value, "request waits", "requests wait", ".0f")
+    behind = f"{wait} behind a cap of {cap:g} running"
     if waiting.value < 0.5:
-        behind = f"{running.value:.0f} requests run under a cap of {cap:g} and nobody waits"
+        run = several(running.value, "request runs", "requests run", ".0f")
+        behind = f"{run} under a cap of {cap:g} and nobody waits"
     return f"{scene.latency()}{behind}"
 
 
