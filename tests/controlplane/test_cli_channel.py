@@ -25,7 +25,7 @@ def test_a_channel_is_added_listed_and_removed(capsys: pytest.CaptureFixture[str
         "oncall", "webhook", "http://alert-relay:8300/hook", True,
     )  # fmt: skip
     assert cli.main(["channel", "list"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    assert capsys.readouterr().out.splitlines()[2:] == [
         "CHANNEL  KIND     TELLS OF  STILL BURNING  ADDRESS",
         "oncall   webhook  all       every 60 min   http://alert-relay:8300/…",
     ]

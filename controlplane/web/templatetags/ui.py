@@ -211,9 +211,16 @@ def measure(value: float | None, unit: str = "") -> str:
         return duration(value)
     if unit.startswith(("share", "ratio", "relative")):
         return part(value)
-    if unit == "%":
-        return significant(value) + SPACE + "%"
-    return significant(value) + (SPACE + unit if unit else "")
+    said = significant(value)
+    if unit == "1/s":
+        return said + "/s"
+    if said == "1" and unit in PLURALS:
+        unit = unit.removesuffix("s")
+    return said + (SPACE + unit if unit else "")
+
+
+# Units as evidence has them, in English like all that is stored.
+PLURALS = ("requests", "tokens", "blocks", "changes")
 
 
 @register.filter
@@ -237,11 +244,14 @@ def moment(at: datetime | None) -> SafeString:
         return format_html("{}", NOTHING)
     at = at.astimezone(UTC)
     today = timezone.now().astimezone(UTC).date() == at.date()
+    # A narrow column may break it between day and time, not within the day.
+    day = format_html('<span class="nobr">{}</span> ', f"{at:%Y-%m-%d}") if not today else ""
     return format_html(
-        '<time datetime="{}" title="{}">{}</time>',
+        '<time datetime="{}" title="{}">{}{}</time>',
         at.isoformat(timespec="seconds"),
         f"{at:%Y-%m-%d %H:%M:%S} UTC",
-        f"{at:%H:%M}" if today else f"{at:%Y-%m-%d %H:%M}",
+        day,
+        f"{at:%H:%M}",
     )
 
 
@@ -309,6 +319,24 @@ def setting(value: object) -> str:
     if isinstance(value, (int, float)):
         return significant(value)
     return NOTHING if value is None else str(value)
+
+
+@register.filter
+def who(by: str) -> str:
+    """Who set a knob; an agent of ours signs as “trimtab-agent revert” and the command's id."""
+    program, _space, deed = by.partition(" ")
+    if program != "trimtab-agent":
+        return by
+    return _("Trimtab, taking a change back") if deed.startswith("revert") else _("Trimtab")
+
+
+@register.filter
+def after_title(message: dict[str, str]) -> str:
+    """A message's text without what its title has said already."""
+    text = message.get("text", "")
+    told = (said for said in (message.get("what"), message.get("title")) if said)
+    said = next((said for said in told if text.startswith(said)), "")
+    return text[len(said) :].lstrip(". ")
 
 
 @register.filter
