@@ -88,10 +88,14 @@ class Rules:
         A change that did harm, failed, or was stopped by a person is a worse sign than one whose
         effect could not be seen in time.
         """
-        unproven = ended.state == State.ROLLED_BACK and ended.verdict != "worse"
-        if unproven and ended.outcome.get("withdrawn") != "person":
-            return timedelta(seconds=self.cool_down_unproven_s)
-        return timedelta(seconds=self.cool_down_harmful_s)
+        seconds = self.cool_down_unproven_s if unproven(ended) else self.cool_down_harmful_s
+        return timedelta(seconds=seconds)
+
+
+def unproven(ended: Action) -> bool:
+    """Undone for want of proof: it did no harm, and no person stopped it."""
+    stopped = ended.outcome.get("withdrawn") == "person"
+    return ended.state == State.ROLLED_BACK and ended.verdict != "worse" and not stopped
 
 
 def rules_of(engine: Engine) -> Rules:

@@ -190,7 +190,7 @@ def _action(state: State) -> ActionSample:
         changes=changes,
         state=state,
         verdict=VERDICTS.get(state, ""),
-        why="39 requests run or wait at the 90th percentile",
+        why="up to 39 requests run or wait while there is a queue",
         predicted={"bad_share_max": 0.01} if state == State.VERIFIED else {},
         created_at=ago(minutes=3),
         ended_at=ago(seconds=20) if over else None,

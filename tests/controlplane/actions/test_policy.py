@@ -192,6 +192,25 @@ def test_what_could_not_be_proved_may_be_tried_sooner_than_what_did_harm(
     assert again or "just tried this way and not kept; waiting" in said
 
 
+@pytest.mark.parametrize(
+    ("tried", "verdict", "again"),
+    [
+        (16, Verdict.INCONCLUSIVE, True),
+        (32, Verdict.INCONCLUSIVE, False),
+        (16, Verdict.WORSE, False),
+    ],
+)
+def test_a_step_too_short_to_prove_anything_may_be_followed_by_a_longer_one(
+    tried: int, verdict: str, again: bool, world: World
+) -> None:
+    action = undone(world, verdict, ago_s=5)
+    action.changes = {"max_num_seqs": {"from": 8, "to": tried}}
+    action.save()
+    longer, said = propose(world)
+    assert (longer is not None) == again, said
+    assert longer is None or longer.changes["max_num_seqs"]["to"] == 32
+
+
 def test_the_cool_downs_are_the_policys(world: World) -> None:
     put(world, cool_down_unproven_s=30, cool_down_harmful_s=3600)
     undone(world, Verdict.INCONCLUSIVE, 40)

@@ -36,7 +36,7 @@ def propose(world: World, diagnosis: Diagnosis | None = None) -> tuple[Action | 
 
 
 def ended(world: World, state: str, *, up: bool = True, ago_s: float = 60) -> Action:
-    low, high = 8, 16
+    low, high = 8, 32
     return Action.objects.create(
         tenant=world.tenant,
         engine=world.engine,
