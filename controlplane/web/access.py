@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
-from typing import Any, ClassVar, Concatenate, ParamSpec, cast
+from typing import Any, Concatenate, ParamSpec, cast
 
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.views import LogoutView
@@ -141,7 +141,7 @@ def _above(address: str) -> str:
 class SignOut(LogoutView):
     """A POST; whoever comes with a GET, sent back here by another page, is not signed out."""
 
-    http_method_names: ClassVar = ["get", "head", "post", "options"]
+    http_method_names = ["get", "head", "post", "options"]
 
     def get(self, request: HttpRequest) -> HttpResponse:
         return redirect(_above(request.path))
