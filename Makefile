@@ -9,6 +9,7 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 DEV := .venv/.dev
 NODE := node_modules/.ok
+PIP := ./fetch.sh $(BIN)/pip install --disable-pip-version-check --retries 2 -c constraints.txt
 WORDS := $(patsubst %.po,%.mo,$(wildcard locale/*/LC_MESSAGES/django.po))
 
 .PHONY: help run stop status test check bench chaos setup system words clean
@@ -24,14 +25,14 @@ stop: ## end what `make run` started, and nothing else
 	@if [ -x $(BIN)/trimtab ]; then $(BIN)/trimtab stop; else echo 'Nothing to stop: not set up yet.'; fi
 
 status: ## what runs, how it stands, what it costs
-	@$(BIN)/trimtab status
+	@if [ -x $(BIN)/trimtab ]; then $(BIN)/trimtab status; else echo 'Nothing runs: not set up yet. Try: make run'; fi
 
-setup: $(RUNTIME) $(NODE) $(WORDS) ## Python, front-end files and translations, for running
+setup: $(NODE) $(RUNTIME) $(WORDS) ## Python, front-end files and translations, for running
 
-test: $(DEV) $(NODE) $(WORDS) system ## set up what the tests need and run them
+test: $(NODE) $(DEV) $(WORDS) system ## set up what the tests need and run them
 	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal $(ARGS)
 
-check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
+check: $(NODE) $(DEV) ## lint, types, import rules, Django's own checks
 	@echo '· ruff'; $(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
 	@echo '· mypy --strict'; $(BIN)/mypy
 	@echo '· import rules'; $(BIN)/lint-imports --no-cache | tail -n 4
@@ -40,10 +41,10 @@ check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
 	  echo '· makemigrations --check'; $(BIN)/python manage.py makemigrations --check --dry-run; \
 	  rm -rf "$$TRIMTAB_HOME"
 
-bench: $(DEV) $(NODE) ## same-run comparisons; each prints its figures and PASS or FAIL
+bench: $(NODE) $(DEV) ## same-run comparisons; each prints its figures and PASS or FAIL
 	@for b in bench/ingest.py bench/loop.py bench/quiet.py bench/diagnosis.py bench/fail_static.py bench/conservation.py; do echo "== $$b"; $(BIN)/python $$b; done
 
-chaos: $(DEV) $(NODE) ## kill −9 control plane, agent and engine under load, then count (N=50)
+chaos: $(NODE) $(DEV) ## kill −9 control plane, agent and engine under load, then count (N=50)
 	@$(BIN)/python bench/chaos.py --kills $${N:-50}
 
 words: $(DEV) ## collect the strings of pages into locale/, name those without a translation
@@ -58,13 +59,14 @@ clean: stop ## forget the demo's state (var/); keeps .venv and node_modules
 	@rm -rf var && echo 'Removed var/.'
 
 $(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo 'No $(PYTHON). On Debian: apt-get install python3 python3-venv'; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Trimtab needs Python 3.11 or newer; this is %s (%s). Try: make $(MAKECMDGOALS) PYTHON=python3.11" % (sys.version.split()[0], sys.executable))'
 	@echo '· Python environment in .venv'
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; echo 'No venv module. On Debian: apt-get install python3-venv'; exit 1; }
 
 $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	@echo '· Python packages (torch is the large one)'
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[engine]'
+	@$(PIP) -e '.[engine]'
 	@touch $@
 
 # Where gettext is not installed the catalogues are compiled all the same.
@@ -74,13 +76,12 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo '· Python packages, with those for development'
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[engine,dev]'
+	@$(PIP) -e '.[engine,dev]'
 	@touch $@ $(RUNTIME)
 
 $(NODE): package.json package-lock.json
-	@command -v npm >/dev/null || { echo 'No npm: it fetches htmx, uPlot and Inter. On Debian: apt-get install npm'; exit 1; }
 	@echo '· front-end files'
-	@npm ci --silent --no-audit --no-fund
+	@./fetch.sh npm ci --loglevel error
 	@touch $@
 
 # As root on Debian the tests' own tools are installed; elsewhere their groups are skipped and say so.
