@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import Celery
 from celery.beat import Scheduler
+from celery.signals import setup_logging
 from django.conf import settings
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -14,6 +15,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 app = Celery("trimtab")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(["controlplane"])
+
+
+@setup_logging.connect
+def leave_the_log_alone(**_: Any) -> None:
+    """Settings say what is logged; without a receiver a worker sets the level of all loggers."""
+
 
 app.conf.beat_schedule = {
     "loop": {

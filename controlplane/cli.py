@@ -6,6 +6,7 @@ Commands that touch telemetry go through the REST API: exactly one process owns 
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import signal
@@ -16,13 +17,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from django.core.exceptions import ImproperlyConfigured
+
 from controlplane import declare
-from controlplane.client import Client, Stop
+from controlplane.client import Client, Stop, stranger
 from controlplane.columns import table
 from controlplane.command_line import parser
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
+UNREAD = 141  # as a shell has it of who was ended by SIGPIPE
 DAEMONS = {"demo": "controlplane.demo", "agent": "gpu_agent", "engine": "engine"}
 
 
@@ -34,10 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         hand_over(DAEMONS[arguments[0]], arguments[1:])
     options = parser().parse_args(arguments)
     try:
-        return int(RUN[options.command](options) or 0)
-    except Stop as stop:
+        code = int(RUN[options.command](options) or 0)
+        sys.stdout.flush()  # who stopped reading is seen here, not at the interpreter's end
+        return code
+    except (Stop, ImproperlyConfigured) as stop:
         print(f"trimtab {options.command}: {stop}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # What is still buffered must not fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
 
 
 def hand_over(module: str, arguments: Sequence[str]) -> NoReturn:
@@ -52,9 +62,11 @@ def listen(host: str, port: int, purpose: str, setting: str) -> socket.socket:
         sock.bind((host, port))
     except OSError as error:
         sock.close()
+        way_out = f"Free the port or choose another with {setting}=PORT."
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            way_out = "TRIMTAB_BIND has to be an address of this machine."
         raise Stop(
-            f"cannot listen on {host}:{port} for {purpose}: {error.strerror}. "
-            f"Free the port or choose another with {setting}=PORT."
+            f"cannot listen on {host}:{port} for {purpose}: {error.strerror}. {way_out}"
         ) from None
     sock.listen(1024)
     sock.set_inheritable(True)
@@ -146,7 +158,11 @@ def promise(options: argparse.Namespace) -> None:
 
 def status(options: argparse.Namespace) -> None:
     with client_of(options) as client:
-        print_process(client.url, client.call("GET", "/metrics").text)
+        answer = client.call("GET", "/metrics")
+        try:
+            print_process(client.url, answer.text)
+        except (ValueError, KeyError):  # no metrics, or those of something else
+            raise stranger(answer) from None
         for noun in ("nodes", "engines", "objectives"):
             for row in client.rows(noun):
                 print_row(noun[:-1], STATUS_ROWS[noun](row))
@@ -173,16 +189,18 @@ def print_row(label: str, text: str) -> None:
 
 
 def print_process(url: str, exposition: str) -> None:
+    """Raises ValueError or KeyError where those are no control plane's metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
     value: dict[str, float] = {}
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             value[sample.name] = value.get(sample.name, 0.0) + sample.value
+    cpu_share = value["trimtab_process_cpu_share"]  # before a word is said: it is ours alone
     up_min = (time.time() - value["process_start_time_seconds"]) / 60
     print_row("control plane", f"{url}, up {up_min:.0f} min")
     print_row("memory", f"{value['process_resident_memory_bytes'] / 2**20:.0f} MiB")
-    print_row("CPU", f"{value['trimtab_process_cpu_share']:.1%} of this machine")
+    print_row("CPU", f"{cpu_share:.1%} of this machine")
     print_row(
         "ingest",
         f"{value.get('trimtab_ingest_spans_total', 0):,.0f} spans, "

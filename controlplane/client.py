@@ -55,13 +55,15 @@ class Client:
             said = answer.json()["error"]
             message, param = str(said["message"]), said["param"]
         except (ValueError, KeyError, TypeError):
-            raise Stop(
-                f"{self.url}{path} answered {answer.status_code}: {answer.text[:200]}"
-            ) from None
+            raise stranger(answer) from None
         raise Refused(answer.status_code, message, param)
 
     def get(self, path: str, **query: Any) -> Any:
-        return self.call("GET", f"/api/v1/{path}", params=query).json()
+        answer = self.call("GET", f"/api/v1/{path}", params=query)
+        try:
+            return answer.json()
+        except ValueError:
+            raise stranger(answer) from None
 
     def rows(self, noun: str, **query: Any) -> Iterator[dict[str, Any]]:
         """Every row of a list, page after page."""
@@ -71,3 +73,15 @@ class Client:
             if page["next"] is None:
                 return
             query["cursor"] = page["next"]
+
+
+def stranger(answer: httpx.Response) -> Stop:
+    """What to say of an answer no control plane gives: who gave it, and how to name another."""
+    asked = answer.request.url
+    kind = answer.headers.get("content-type", "no content type").partition(";")[0]
+    by = answer.headers.get("server", "a server without a name")
+    return Stop(
+        f"no control plane answers at {asked.scheme}://{asked.netloc.decode()}, but {by[:60]}: "
+        f"{asked.path} gave {answer.status_code}, {kind}. "
+        "Name yours with --url or TRIMTAB_PUBLIC_URL."
+    )

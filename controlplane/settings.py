@@ -6,6 +6,7 @@ table of them. State lives below TRIMTAB_HOME; nothing else is written.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
+
+from controlplane import home
 
 T = TypeVar("T")
 
@@ -29,10 +32,23 @@ def env(name: str, default: str, parse: Callable[[str], T], allowed: str) -> T:
 
 def number(low: float, high: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
-        value = float(text)
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError("not a number") from None
         if not low <= value <= high:
             raise ValueError("out of range")
         return value
+
+    return parse
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = number(low, high)(text)
+        if not value.is_integer():
+            raise ValueError("not a whole number")
+        return int(value)
 
     return parse
 
@@ -41,6 +57,12 @@ def flag(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError("not a flag")
     return text == "1"
+
+
+def log_level(text: str) -> str:
+    if text not in logging.getLevelNamesMapping():
+        raise ValueError("not a level")
+    return text
 
 
 def http_url(text: str) -> str:
@@ -68,18 +90,17 @@ def secret_key(home: Path) -> str:
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 # Where state lives and how the world reaches us
-TRIMTAB_HOME = Path(os.environ.get("TRIMTAB_HOME", BASE_DIR / "var")).resolve()
-TRIMTAB_HOME.mkdir(parents=True, exist_ok=True, mode=0o700)
-TRIMTAB_WEB_PORT = int(env("TRIMTAB_WEB_PORT", "8000", number(1, 65535), "a port, 1 to 65535"))
+TRIMTAB_HOME = env("TRIMTAB_HOME", str(BASE_DIR / "var"), home.state_folder, home.ALLOWED)
+TRIMTAB_WEB_PORT = env("TRIMTAB_WEB_PORT", "8000", whole(1, 65535), "a port, 1 to 65535")
 TRIMTAB_PUBLIC_URL = env(
     "TRIMTAB_PUBLIC_URL",
     f"http://127.0.0.1:{TRIMTAB_WEB_PORT}",
     http_url,
     "an http or https address",
 )
-TRIMTAB_OTLP_PORT = int(env("TRIMTAB_OTLP_PORT", "4318", number(1, 65535), "a port, 1 to 65535"))
-TRIMTAB_OTLP_GRPC_PORT = int(
-    env("TRIMTAB_OTLP_GRPC_PORT", "4317", number(0, 65535), "a port, 1 to 65535, or 0 for none")
+TRIMTAB_OTLP_PORT = env("TRIMTAB_OTLP_PORT", "4318", whole(1, 65535), "a port, 1 to 65535")
+TRIMTAB_OTLP_GRPC_PORT = env(
+    "TRIMTAB_OTLP_GRPC_PORT", "4317", whole(0, 65535), "a port, 1 to 65535, or 0 for none"
 )
 TRIMTAB_BIND = os.environ.get("TRIMTAB_BIND", "127.0.0.1")
 
@@ -96,10 +117,10 @@ if TRIMTAB_CONTROL_WINDOW_S < 2 * TRIMTAB_SCRAPE_S:
     )
 # What policies may say at most: auto, or propose (explain, tell, propose, and change nothing)
 TRIMTAB_AUTOPILOT = env("TRIMTAB_AUTOPILOT", "1", flag, "0 (propose) or 1 (act)")
-TRIMTAB_RETENTION_DAYS = int(env("TRIMTAB_RETENTION_DAYS", "30", number(1, 400), "days, 1 to 400"))
+TRIMTAB_RETENTION_DAYS = env("TRIMTAB_RETENTION_DAYS", "30", whole(1, 400), "days, 1 to 400")
 
-TRIMTAB_API_REQUESTS_PER_MIN = int(
-    env("TRIMTAB_API_REQUESTS_PER_MIN", "1200", number(1, 1_000_000), "requests, 1 to 1,000,000")
+TRIMTAB_API_REQUESTS_PER_MIN = env(
+    "TRIMTAB_API_REQUESTS_PER_MIN", "1200", whole(1, 1_000_000), "requests, 1 to 1,000,000"
 )
 
 # Django
@@ -255,9 +276,10 @@ if CELERY_BROKER_URL.startswith("memory:"):
     CELERY_BROKER_TRANSPORT_OPTIONS = {"polling_interval": 0.1}
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TIMEZONE = "UTC"
-CELERY_WORKER_HIJACK_ROOT_LOGGER = False
-CELERY_WORKER_REDIRECT_STDOUTS = False
 
+TRIMTAB_LOG_LEVEL = env(
+    "TRIMTAB_LOG_LEVEL", "INFO", log_level, "DEBUG, INFO, WARNING, ERROR or CRITICAL"
+)
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -268,7 +290,7 @@ LOGGING = {
     "handlers": {
         "console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["links"]}
     },
-    "root": {"handlers": ["console"], "level": os.environ.get("TRIMTAB_LOG_LEVEL", "INFO")},
+    "root": {"handlers": ["console"], "level": TRIMTAB_LOG_LEVEL},
     "loggers": {
         "celery": {"level": "WARNING"},
         # Their lines quote addresses, and a chat channel's address is its secret.

@@ -30,8 +30,8 @@ from controlplane.demo.closing import (
     moments,
     settled,
 )
-from controlplane.demo.house import House, NotReady, Ports
-from controlplane.demo.options import MINUTES, options
+from controlplane.demo.house import House, NotReady, Ports, free_port
+from controlplane.demo.options import MINUTES, ROOT, options, port_option
 from controlplane.demo.pace import NORMAL, PACES
 from controlplane.demo.play import Play
 from controlplane.demo.processes import STORIES, Died, record, running
@@ -39,6 +39,7 @@ from controlplane.demo.receiver import Receiver
 from controlplane.demo.scenarios import CALM, SCENARIOS, Scenario
 from controlplane.demo.screen import Gone, Screen, hung, width
 from controlplane.demo.story import follow
+from controlplane.home import ALLOWED, state_folder
 from engine.load import Request, arrivals, bursts, read_azure_csv
 from engine.replay import Record, Replayer, Status, Summary, summarise
 
@@ -105,11 +106,14 @@ def in_the_way(chosen: argparse.Namespace, ports: Ports) -> str:
             f"A demo runs over {chosen.home} already ({', '.join(names)}). `make stop` ends it; "
             "another beside it needs a --home and ports of its own."
         )
+    try:
+        state_folder(chosen.home)
+    except ValueError as error:
+        return f"--home (or TRIMTAB_HOME) is {str(chosen.home)!r}: {error}. Allowed: {ALLOWED}."
     if taken := ports.taken():
-        return (
-            f"Ports in use: {', '.join(taken)}. Is a demo running? `make stop` ends it. "
-            "Others: make run ARGS='--web-port 8001 …'."
-        )
+        named = ", ".join(f"{name} {port}" for name, port in taken.items())
+        others = " ".join(f"{port_option(name)} {free_port()}" for name in taken)
+        return f"Ports in use: {named}. Free them, or take others: make run ARGS='{others}'"
     return ""
 
 
@@ -164,6 +168,7 @@ def measured(house: House, screen: Screen) -> float:
 def open_house(house: House, screen: Screen, load: str, watch_for: str) -> None:
     """Starts everything and prints the one screen."""
     screen.step("starting control plane, engine, agent")
+    kept = kept_from_before(house.home)
     house.start()
     reset_knobs(house)
     screen.box("Trimtab", [
@@ -174,8 +179,18 @@ def open_house(house: House, screen: Screen, load: str, watch_for: str) -> None:
         f"Watch for: {watch_for}",
         "",
         f"Logs      {house.processes.log}",
+        *kept,
         "End       Ctrl-C or make stop",
     ])  # fmt: skip
+
+
+def kept_from_before(home: Path) -> list[str]:
+    """What a run inherits of the last one, and how to begin afresh; nothing in a new house."""
+    if not (home / "db.sqlite3").exists():
+        return []
+    usual = home.resolve() == ROOT / "var"
+    afresh = "`make clean` forgets them" if usual else "another --home begins afresh"
+    return [f"Kept      incidents and budgets of the last run; {afresh}"]
 
 
 def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: Screen) -> int:

@@ -72,9 +72,9 @@ class Ports:
     def free(cls) -> Ports:
         return cls(*(free_port() for _ in fields(cls)))
 
-    def taken(self) -> list[str]:
-        """Names of the ports something else listens on."""
-        return [f"{name} {port}" for name, port in vars(self).items() if in_use(port)]
+    def taken(self) -> dict[str, int]:
+        """The ports something else listens on."""
+        return {name: port for name, port in vars(self).items() if in_use(port)}
 
 
 @dataclass

@@ -50,7 +50,7 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     for name, number in vars(Ports()).items():
         parser.add_argument(
-            f"--{name.replace('_', '-')}-port", type=port, default=number, metavar="PORT",
+            port_option(name), type=port, default=number, metavar="PORT",
             help=f"default: {number}",
         )  # fmt: skip
     chosen = parser.parse_args(argv)
@@ -67,9 +67,14 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name in vars(Ports()):
         number = getattr(chosen, f"{name}_port")
         if other := named.get(number):
-            parser.error(f"--{name.replace('_', '-')}-port: {number} is the {other} port already")
+            parser.error(f"{port_option(name)}: {number} is the {other} port already")
         named[number] = name
     return chosen
+
+
+def port_option(name: str) -> str:
+    """The option that sets one of the house's ports."""
+    return f"--{name.replace('_', '-')}-port"
 
 
 def _add_story(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import django
+from django.core.exceptions import ImproperlyConfigured
 
 from controlplane.demo.scenarios import SCENARIOS
 
@@ -92,6 +93,9 @@ def prepare(webhook_url: str, more: Sequence[Mapping[str, Any]] = ()) -> dict[st
 
 
 if __name__ == "__main__":
-    django.setup()
+    try:
+        django.setup()
+    except ImproperlyConfigured as error:
+        sys.exit(str(error))
     promised = json.loads(sys.argv[2]) if len(sys.argv) > 2 else []
     json.dump(prepare(sys.argv[1], promised), sys.stdout)

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.log import Logging
 
 from controlplane.celery import SteadyScheduler
 from controlplane.celery import app as celery_app
@@ -15,6 +17,15 @@ class Noted(SteadyScheduler):
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         self.app.sent.append(entry.name)
+
+
+def test_a_worker_leaves_the_level_of_the_log_to_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Logging, "_setup", False)
+    level = logging.getLogger().level
+    Logging(celery_app).setup(loglevel="CRITICAL")
+    assert logging.getLogger().level == level
 
 
 def test_a_clock_set_back_stops_no_task(monkeypatch: pytest.MonkeyPatch) -> None:

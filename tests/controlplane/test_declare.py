@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.server
 import io
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -131,3 +134,49 @@ def test_a_control_plane_that_is_not_there_is_told_so(
     monkeypatch.setenv("TRIMTAB_API_TOKEN", "tt_api_wrong")
     status, _, err = trimtab("objective", "list")
     assert (status, "bearer token is unknown" in err) == (1, True)
+
+
+class Stranger(http.server.BaseHTTPRequestHandler):
+    """Answers everything alike, as pages of one page do."""
+
+    server_version, sys_version = "Shop/2", ""
+    body = b"<!doctype html><title>Shop</title>"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("command", "path"), [(["status"], "/metrics"), (["objective", "list"], "/api/v1/objectives/")]
+)
+@pytest.mark.parametrize(
+    "body",
+    [Stranger.body, b"", b"process_start_time_seconds 1\n"],
+    ids=["page", "", "metrics"],
+)
+def test_another_server_at_the_address_is_named_and_its_pages_are_not_shown(
+    trimtab: Any, elsewhere: str, monkeypatch: pytest.MonkeyPatch,
+    command: list[str], path: str, body: bytes,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(Stranger, "body", body)
+    assert trimtab(*command, "--url", elsewhere) == (
+        1,
+        "",
+        f"trimtab {command[0]}: no control plane answers at {elsewhere}, but Shop/2: {path} gave "
+        "200, text/html. Name yours with --url or TRIMTAB_PUBLIC_URL.\n",
+    )

@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """One running house for a file; each test leaves its processes running."""
-    house = new_house(tmp_path_factory.mktemp("house"))
+    house = new_house(tmp_path_factory.mktemp("house"), TRIMTAB_LOG_LEVEL="INFO")
     try:
         house.start()
         yield house

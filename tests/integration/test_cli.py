@@ -41,6 +41,40 @@ def test_up_on_a_taken_port_names_it_and_the_setting_that_moves_it(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("TRIMTAB_HOME=/proc/x", "'/proc/x': No such file or directory. Allowed: a folder one"),
+        ("TRIMTAB_HOME=/dev/null", "'/dev/null': File exists. Allowed: a folder one may write to"),
+        ("TRIMTAB_WEB_PORT=abc", "'abc': not a number. Allowed: a port, 1 to 65535."),
+        ("TRIMTAB_OTLP_PORT=1.5", "'1.5': not a whole number. Allowed: a port, 1 to 65535."),
+        ("TRIMTAB_LOG_LEVEL=loud", "'loud': not a level. Allowed: DEBUG, INFO"),
+    ],
+)
+@pytest.mark.parametrize("command", ["up", "status"])
+def test_a_wrong_setting_is_told_in_one_line(
+    tmp_path: Path, command: str, setting: str, said: str
+) -> None:
+    name, _, value = setting.partition("=")
+    done = trimtab(command, env={"TRIMTAB_HOME": str(tmp_path), name: value})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"trimtab {command}: {name}={said}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_demo_says_where_its_state_cannot_be_kept(tmp_path: Path) -> None:
+    done = trimtab("demo", env={"TRIMTAB_HOME": "/proc/x"})
+    assert (done.returncode, done.stderr) == (1, "")
+    told = " ".join(done.stdout.split())
+    assert told.startswith("· --home (or TRIMTAB_HOME) is '/proc/x': No such file or directory.")
+
+
+def test_up_at_an_address_of_another_machine_names_the_setting(tmp_path: Path) -> None:
+    done = trimtab("up", env={"TRIMTAB_HOME": str(tmp_path), "TRIMTAB_BIND": "192.0.2.1"})
+    assert done.returncode == 1
+    assert "TRIMTAB_BIND has to be an address of this machine." in done.stderr
+
+
 def test_stop_ends_what_was_recorded_and_nothing_else(tmp_path: Path) -> None:
     ours = Processes(tmp_path)
     ours.start("engine", SLEEP, {})

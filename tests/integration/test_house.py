@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
+from controlplane import cli
 from controlplane.demo.house import House
 from engine.replay import Status
 
-from .houses import WINDOW_S, Traffic, order, runs, state_of, trimtab, until
+from .houses import ROOT, WINDOW_S, Traffic, order, runs, state_of, trimtab, until
 
 # Enough for a window to be judged (20 events), far below what any machine's engine sustains.
 LIGHT_REQUESTS_PER_S = 9.0
@@ -87,3 +92,22 @@ def test_status_prints_what_runs_how_it_stands_and_what_it_costs(house: House) -
     assert rows["node"].startswith("node-0: agent ok")
     assert rows["engine"].startswith("engine-0 (chat): ok, config version ")
     assert f"max_num_seqs={runs(house)['max_num_seqs']}" in rows["engine"]
+
+
+def test_who_stops_reading_a_status_gets_no_traceback(house: House) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "controlplane.cli", "status"],
+        cwd=ROOT, env={**os.environ, **house.env}, stdout=writer, stderr=subprocess.PIPE,
+        check=False, timeout=60,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (cli.UNREAD, b"")
+
+
+def test_what_is_audited_stands_in_the_control_planes_log(house: House) -> None:
+    trimtab("objective", "delete", "chat-success", env=house.env)
+    newest = trimtab("audit", "verify", env=house.env).stdout.split()[-1]
+    log = (house.processes.log / "control-plane.log").read_text()
+    assert f"deleted objective chat-success {newest}" in log

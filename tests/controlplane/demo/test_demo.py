@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from controlplane.demo.__main__ import house_for, in_the_way
+from controlplane.demo.__main__ import house_for, in_the_way, kept_from_before
 from controlplane.demo.house import Ports, in_use
 from controlplane.demo.options import options
 from controlplane.demo.processes import (
@@ -175,18 +176,20 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
     receiver = Receiver(0, lambda message: None)
     port = receiver.server.server_port
     try:
-        assert Ports(receiver=port).taken()[-1] == f"receiver {port}"
+        assert replace(Ports.free(), receiver=port).taken() == {"receiver": port}
     finally:
         receiver.close()
 
 
 def test_a_demo_that_runs_and_a_taken_port_are_named_with_the_way_out(tmp_path: Path) -> None:
     receiver = Receiver(0, lambda message: None)
-    ports = Ports(receiver=receiver.server.server_port)
+    ports = replace(Ports.free(), otlp_grpc=receiver.server.server_port)
     chosen = options(["--home", str(tmp_path)])
     children = Processes(tmp_path / STORIES / "burst")
     try:
-        assert f"Ports in use: receiver {ports.receiver}. Is a" in in_the_way(chosen, ports)
+        told = in_the_way(chosen, ports)
+        assert f"Ports in use: otlp_grpc {ports.otlp_grpc}. Free them, or take others" in told
+        assert "make run ARGS='--otlp-grpc-port 2" in told
         children.start("engine", [sys.executable, "-c", "import time; time.sleep(60)"], {})
         told = in_the_way(chosen, ports)
         assert f"A demo runs over {tmp_path} already (engine). `make stop` ends it" in told
@@ -194,6 +197,13 @@ def test_a_demo_that_runs_and_a_taken_port_are_named_with_the_way_out(tmp_path: 
         children.stop()
         receiver.close()
     assert in_the_way(chosen, Ports.free()) == ""
+
+
+def test_what_a_second_run_inherits_is_told_with_how_to_forget_it(tmp_path: Path) -> None:
+    assert kept_from_before(tmp_path) == []
+    (tmp_path / "db.sqlite3").touch()
+    (told,) = kept_from_before(tmp_path)
+    assert told.endswith("incidents and budgets of the last run; another --home begins afresh")
 
 
 def test_a_story_begins_in_a_house_of_its_own_with_nothing_of_the_last(tmp_path: Path) -> None:
