@@ -56,7 +56,6 @@ class EmbeddedCelery:
         self.worker = celery_app.Worker(
             pool="threads",
             concurrency=3,
-            loglevel="WARNING",
             without_gossip=True,
             without_mingle=True,
             without_heartbeat=True,
