@@ -13,6 +13,7 @@ from django.conf import settings
 
 from controlplane.actions import verify
 from controlplane.actions.models import Action, Priority
+from controlplane.diagnosis.amounts import several
 from slo.budget import Counts
 from slo.judging import settle_s
 from slo.models import Objective, Reading
@@ -21,13 +22,12 @@ from tracing.types import Grid, Reader, Signal
 # The newest windows before the change: more of them would compare with the way into the incident.
 BEFORE_WINDOWS_MAX = 4
 AFTER_WINDOWS_MAX = 20
-# A queue is going down while it is this much shorter than it ever was since the change: bursts make
-# it come and go, and a comparison with the window before would see it fall again and again.
+# A queue is going down while it is this much shorter than it ever was since the change: it comes
+# and goes, and a comparison with the window before would see it fall again and again.
 FALLING = 0.9
 # It was growing if it grew this much over the windows before the change, and never fell.
 GROWN = 2.0
-# Requests, a mean over a window: shorter queues come and go.
-QUEUE_MIN = 5.0
+QUEUE_MIN = 5.0  # requests: shorter queues come and go
 # The last look is a pass and this much before the agent's own revert, so that it hears of it first.
 ANSWER_S = 4.0
 WAITING = "vllm:num_requests_waiting"
@@ -62,6 +62,7 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
     end = action.applied_at + timedelta(seconds=action.ttl_s - margin_s)
     if incident is None and action.priority != Priority.PERSON and action.undoes_id is None:
         return Judged(verify.Verdict.INCONCLUSIVE, "its incident is gone", {})
+    reader = _ahead(action, reader, now)
     queue = _queue(action, reader, now)
     if incident is None:
         promises = _guards(action, reader, queue.gone_at)
@@ -99,6 +100,20 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
             "sentence": result.sentence,
         },
     )
+
+
+def _ahead(action: Action, reader: Reader, now: datetime) -> Reader:
+    """A reader that has read the queue and the arrivals of the trial and the windows before it."""
+    assert action.applied_at is not None
+    window_s = settings.TRIMTAB_CONTROL_WINDOW_S
+    start = action.applied_at - (BEFORE_WINDOWS_MAX + 1) * timedelta(seconds=window_s)
+    end = max(action.applied_at, min(now, _over_at(action)))
+    grid = Grid(start, end, window_s)
+    return reader.ahead(grid, where=_where(action), metrics=(WAITING, ARRIVALS))
+
+
+def _where(action: Action) -> dict[str, str]:
+    return {"service": action.engine.service, "instance": action.engine.name}
 
 
 def _guards(
@@ -163,6 +178,9 @@ def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
     """From when on requests are the new setting's own: one control window after the change (NORMS),
     and not while they come behind the queue it found, late or turned away under any setting.
 
+    How long the queue is counts at its shortest in each window: who queues first is served first,
+    so once it was empty nobody of before waits, however many come at once thereafter.
+
     That queue is gone when it went down and has come to rest, or to nobody. One that was growing
     before the change and rests no lower than it was has not gone at all: it would have grown on
     without the change, so whatever comes of it proves nothing, neither for the change nor against.
@@ -175,10 +193,11 @@ def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
     if windows < 2:
         return Queue(changed_at + window)
     past = Grid(changed_at - BEFORE_WINDOWS_MAX * window, changed_at, window_s)
-    found = _waiting(action, reader, past)
+    found = _waiting(action, reader, past, over="min")
     since = Grid(changed_at, changed_at + windows * window, window_s)
     gone_at, last, lowest, resting = changed_at + window, math.inf, math.inf, 0
-    for end, waiting in zip(since.ends(), _waiting(action, reader, since), strict=False):
+    shortest = _waiting(action, reader, since, over="min")
+    for end, waiting in zip(since.ends(), shortest, strict=False):
         if waiting < FALLING * lowest:
             gone_at, lowest, resting = end, waiting, 0
         else:
@@ -187,8 +206,10 @@ def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
         if waiting <= QUEUE_MIN or resting == verify.WINDOWS_MIN:
             break
     known = found and not math.isnan(found[-1])
-    told = f"{found[-1]:,.0f} requests before the change, " if known else ""
-    told = f"({told}{last:,.0f} now)"
+    told = f"{last:,.0f} now"
+    if known:
+        told = f"{several(found[-1], 'request', 'requests', ',.0f')} before the change, {told}"
+    told = f"({told})"
     rests = resting == verify.WINDOWS_MIN
     if rests and _grew(found) and last >= FALLING * found[-1]:
         words = f"no better, as the queue, which was growing, has not gone down {told}"
@@ -210,10 +231,9 @@ def _grew(waiting: Sequence[float]) -> bool:
     )
 
 
-def _waiting(action: Action, reader: Reader, grid: Grid) -> list[float]:
-    """Requests waiting in the engine, a mean per window; NaN where not measured."""
-    where = {"service": action.engine.service, "instance": action.engine.name}
-    series = reader.gauge(WAITING, grid, where=where, over="avg")
+def _waiting(action: Action, reader: Reader, grid: Grid, *, over: str) -> list[float]:
+    """Requests waiting in the engine, one number a window; NaN where not measured."""
+    series = reader.gauge(WAITING, grid, where=_where(action), over=over)
     return [float(v) for v in series[0].values] if series else []
 
 
@@ -221,7 +241,7 @@ def _nobody_waits(action: Action, reader: Reader, now: datetime) -> bool:
     """Whether the queue is seen to be empty, or nearly, in the last two windows."""
     window_s = settings.TRIMTAB_CONTROL_WINDOW_S
     grid = Grid(now - verify.WINDOWS_MIN * timedelta(seconds=window_s), now, window_s)
-    waiting = _waiting(action, reader, grid)
+    waiting = _waiting(action, reader, grid, over="avg")
     # NaN, not measured, compares as false
     return bool(waiting) and all(mean <= QUEUE_MIN for mean in waiting)
 
@@ -242,8 +262,7 @@ def _sample(newest_first: list[Reading], action: Action, reader: Reader) -> veri
 def _arrivals(readings: list[Reading], action: Action, reader: Reader) -> float | None:
     """Requests the engine received in the windows, None when it does not say."""
     grid = Grid(_start(readings[0]), readings[-1].window_end, readings[0].window_s)
-    where = {"service": action.engine.service, "instance": action.engine.name}
-    series = reader.increase(ARRIVALS, grid, where=where)
+    series = reader.increase(ARRIVALS, grid, where=_where(action))
     if not series:
         return None
     by_end = dict(zip(grid.ends(), series[0].values, strict=True))

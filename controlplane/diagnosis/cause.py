@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Protocol
 
+from controlplane.diagnosis.amounts import ms, several
 from controlplane.diagnosis.capacity import BUSY, WAITING, capacity_per_s, working
 from controlplane.diagnosis.demand import GREW_MIN, arrivals, demand_grew, lengths
 from controlplane.diagnosis.facts import (
@@ -29,7 +30,6 @@ from controlplane.diagnosis.facts import (
     counts_requests,
     follows_from_slowness,
     measured,
-    ms,
     score,
     slower_fact,
     traffic_fact,
@@ -38,6 +38,7 @@ from controlplane.diagnosis.finding import INFEASIBLE, Finding, Wish
 from controlplane.diagnosis.relief import engines_more, shed_wishes
 from controlplane.diagnosis.scene import (
     METRIC_OF,
+    STEPS_PER_WINDOW,
     WORD_OF,
     Change,
     Histogram,
@@ -73,6 +74,7 @@ __all__ = [
     "QUEUE_TIME",
     "RUNNING",
     "SCORE_MIN",
+    "STEPS_PER_WINDOW",
     "STEP_TIME",
     "UNKNOWN",
     "WAITING",
@@ -105,6 +107,7 @@ __all__ = [
     "ms",
     "percentile",
     "score",
+    "several",
     "shed_wishes",
     "slower_fact",
     "step_time",
