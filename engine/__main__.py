@@ -14,6 +14,7 @@ from types import FrameType
 import uvicorn
 
 from engine.config import BLOCK_SIZES, MODELS, EngineConfig
+from engine.exec.build import home
 from engine.knobs import NotPossible
 from engine.reconfig import StateError
 from engine.server import App
@@ -75,6 +76,12 @@ def parse(arguments: list[str]) -> EngineConfig:
     add("--queue-tokens-max", type=int, default=default.queue_tokens_max, help="then 429")
     add("--drain-s-max", type=float, default=default.drain_s_max, help="on SIGTERM, to finish in")
     add("--state", type=Path, default=None, help="folder of the runtime configuration")
+    add(
+        "--cache",
+        type=lambda text: Path(text) if text else None,
+        default=home(),
+        help="folder of compiled decode steps; an empty text: none are compiled",
+    )
     add("--otlp", default="", metavar="URL", help="OTLP/HTTP endpoint for spans; none: no tracing")
     add(
         "--ingest-token-env",

@@ -110,21 +110,21 @@ class Faults:
         self.end()
 
     def _lose_capture(self, _: int) -> None:
-        self.runtime.boundary.run(self.barrier.lose_graphs)
+        self.runtime.boundary.run(self.barrier.lose_capture)
 
     def _halve_pool(self, _: int) -> None:
         self.runtime.boundary.run(self.scheduler.halve_pool)
 
     def _cure(self, _: int) -> None:
         self._free_host()
-        graphs = None
+        captured = None
         if "capture_lost" in self.active:
-            graphs = self.barrier.recapture(self.runtime.running.config)
+            captured = self.barrier.recapture(self.runtime.running.config)
 
         def mend() -> None:
             self.scheduler.allocator.give_back()
-            if graphs is not None:
-                self.barrier.runner.graphs = graphs
+            if captured is not None:
+                self.barrier.runner.captured = captured
 
         self.runtime.boundary.run(mend)
         self.active.clear()

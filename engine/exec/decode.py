@@ -12,12 +12,23 @@ from engine.models.llama import Shape
 
 LOGIT_TOLERANCE = 1e-5
 
+Chosen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 class DecodeGroup(NamedTuple):
     """Consecutive decodes of a step, padded to one context length (a multiple of blocks)."""
 
     blocks: torch.Tensor  # (sequences · kv_heads · blocks,) rows of the pool's block view
     mask: torch.Tensor  # (sequences, 1, context): 0 where known, -inf beyond
+
+
+class Context(NamedTuple):
+    """The blocks that all sequences of a decode step attend to, one after another, unpadded."""
+
+    blocks: torch.Tensor  # (blocks,) their numbers in the pool, in the order of the sequences
+    owner: torch.Tensor  # (blocks,) the sequence each belongs to
+    seen: torch.Tensor  # (blocks,) how many tokens of it are known
+    at: torch.Tensor  # (sequences, most blocks of one): where in `blocks`; -1 beyond its own
 
 
 def decode_attention(
@@ -40,7 +51,34 @@ def decode_attention(
     return torch.cat([*parts, rest])
 
 
-def choose(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def block_attention(
+    shape: Shape, pool: KVPool, layer: int, qkv: torch.Tensor, context: Context
+) -> torch.Tensor:
+    """The same for a step of decodes only, block by block, so that nothing is padded.
+
+    A softmax within each block, then one over a sequence's blocks, as in flash decoding (Dao et
+    al., arXiv:2205.14135). Slow op by op; a compiler fuses the gathers into the sums, so that each
+    key and value is read once from where it stands.
+    """
+    kv_heads, group, dim = shape.kv_heads, shape.group, shape.head_dim
+    blocks, owner, seen, at = context
+    query = qkv[:, : shape.heads].reshape(-1, kv_heads, group, 1, dim).index_select(0, owner)
+    keys, values = (t.transpose(0, 1).unsqueeze(2) for t in pool.blocks_of(layer, blocks))
+    scores = (query * keys).sum(-1)  # (blocks, kv_heads, group, block_size)
+    known = torch.arange(pool.block_size) < seen[:, None]
+    scores = scores.masked_fill(~known[:, None, None], -torch.inf)
+    top = scores.amax(-1)
+    weights = torch.exp(scores - top.unsqueeze(-1))
+    mixed = (weights.unsqueeze(-1) * values).sum(-2)  # (blocks, kv_heads, group, head_dim)
+    own, at = at >= 0, at.clamp(min=0)
+    tops = top[at].masked_fill(~own[..., None, None], -torch.inf)
+    share = torch.exp(tops - tops.amax(1, keepdim=True))  # (sequences, most, kv_heads, group)
+    total = (share * weights.sum(-1)[at]).sum(1)
+    out = (share.unsqueeze(-1) * mixed[at]).sum(1) / total.unsqueeze(-1)
+    return out.reshape(-1, shape.heads * dim)
+
+
+def choose(logits: torch.Tensor) -> Chosen:
     """The logits, the greedy token, and how many tokens rounding could not tell from it."""
     best = logits.max(dim=1)
     rivals = (logits >= (best.values - 2 * LOGIT_TOLERANCE).unsqueeze(1)).sum(dim=1)

@@ -61,10 +61,18 @@ class KVPool:
             self.values[layer].view(-1, width).index_select(0, blocks),
         )
 
+    def blocks_of(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same blocks of all heads: (kv_heads, blocks, block_size, head_dim) of each."""
+        shape = (self.kv_heads, -1, self.block_size, self.head_dim)
+        return (
+            self.keys[layer].view(shape).index_select(1, blocks),
+            self.values[layer].view(shape).index_select(1, blocks),
+        )
+
     def move(self, to: KVPool, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies tokens (slots of the first head, int64) into another pool's slots."""
         here, there = self._rows(source), to._rows(target)
-        for old, new in self._pairs(to):
+        for old, new in self.pairs(to):
             new.index_copy_(0, there, old.index_select(0, here))
 
     def same(self, other: KVPool, source: torch.Tensor, target: torch.Tensor) -> bool:
@@ -72,14 +80,15 @@ class KVPool:
         here, there = self._rows(source), other._rows(target)
         return all(
             torch.equal(old.index_select(0, here), new.index_select(0, there))
-            for old, new in self._pairs(other)
+            for old, new in self.pairs(other)
         )
 
     def _rows(self, slots: torch.Tensor) -> torch.Tensor:
         heads = torch.arange(self.kv_heads)[:, None] * self.slots_per_head
         return (slots + heads).reshape(-1)
 
-    def _pairs(self, other: KVPool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def pairs(self, other: KVPool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each of the tensors with the other pool's."""
         yield from zip(self.keys, other.keys, strict=True)
         yield from zip(self.values, other.values, strict=True)
 

@@ -1,0 +1,195 @@
+"""Where compiled decode steps are kept, and the process that makes them.
+
+    python -m engine.exec.build [--model 1.3m]     compiles, unless it is there already
+
+A step is compiled once for a machine: what it was made from and for is in the name of its file.
+While it is not there an engine replays a TorchScript graph, and orders it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from engine.config import BLOCK_SIZES, MODELS, EngineConfig
+from engine.exec.capture import CaptureError
+from engine.exec.compiled import Compiled, compile_step
+from engine.models.llama import SHAPES, Llama, Shape
+
+log = logging.getLogger("engine")
+
+ENGINE = Path(__file__).parents[1]
+SOURCES = ("exec/compiled.py", "exec/decode.py", "kv/pool.py", "models/llama.py")
+COMPILER = os.environ.get("CXX", "g++")
+POSITIONS = 64  # of the model that is compiled from; how many there are is no part of the code
+
+
+def home() -> Path:
+    """Where libraries are kept unless another folder is asked for."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trimtab"
+
+
+def library(folder: Path, shape: Shape, block_size: int, threads: int) -> Path:
+    """The file for this shape, by all that its code depends on."""
+    try:
+        cpu = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0]
+    except OSError:
+        cpu = ""
+    made_from = [
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        cpu,
+        asdict(shape),
+        "float32",
+        block_size,
+        threads,
+        *(ENGINE.joinpath(source).read_text() for source in SOURCES),
+    ]
+    digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
+    return folder / f"decode-{digest[:24]}.so"
+
+
+def build(folder: Path, shape: Shape, block_size: int, threads: int) -> float:
+    """Compiles into `folder` unless that was done; returns the seconds it took, 0 for none.
+
+    One process at a time in a folder: others wait, and find it done. The folder is its owner's
+    only: what is in it is run.
+    """
+    path = library(folder, shape, block_size, threads)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return 0.0
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=folder) as draft:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = draft
+            os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+            torch.set_num_threads(threads)
+            model = Llama(shape, seed=0, positions=POSITIONS)
+            compile_step(model, block_size, Path(draft, "step.so"))
+            Path(draft, "step.so").replace(path)
+        return time.monotonic() - began
+
+
+class Workshop:
+    """The compiled steps of one engine: those there are, and those being made beside it.
+
+    `folder` None: there are none.
+    """
+
+    def __init__(self, folder: Path | None, model: Llama, threads: int) -> None:
+        self.folder = folder
+        self.model = model
+        self.threads = threads
+        self.ordered: set[int] = set()
+        self.workers: list[subprocess.Popen[str]] = []
+        self.closed = False
+
+    def find(self, block_size: int) -> Compiled | None:
+        """The step for blocks of this size, loaded and proved; None where there is none."""
+        if self.folder is None:
+            return None
+        began = time.monotonic()
+        path = library(self.folder, self.model.shape, block_size, self.threads)
+        if not path.exists():
+            return None
+        try:
+            compiled = Compiled(path, self.model, block_size)
+        except (CaptureError, RuntimeError) as error:
+            log.warning("a compiled decode step is not used (remove it for another): %s", error)
+            self.ordered.add(block_size)
+            return None
+        compiled.seconds = time.monotonic() - began
+        return compiled
+
+    def order(self, block_size: int, ready: Callable[[Compiled], None]) -> None:
+        """Has it made in a process of its own, of the lowest priority; `ready` gets it, once.
+
+        Called on a thread of its own, and only if it was made. Each size is tried once.
+        """
+        if self.folder is None or self.closed or block_size in self.ordered:
+            return
+        self.ordered.add(block_size)
+        if shutil.which(COMPILER) is None:
+            log.warning("no %s: decode steps replay a TorchScript graph, uncompiled", COMPILER)
+            return
+        command = [sys.executable, "-m", "engine.exec.build", "--nice", "19"]
+        command += ["--folder", str(self.folder), "--shape", json.dumps(asdict(self.model.shape))]
+        command += ["--block-size", str(block_size), "--threads", str(self.threads)]
+        worker = subprocess.Popen(
+            command,
+            cwd=ENGINE.parent,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.workers.append(worker)
+        arguments = (worker, block_size, ready)
+        threading.Thread(target=self._wait, args=arguments, name="build", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends what is being made, compilers included."""
+        self.closed = True
+        for worker in self.workers:
+            if worker.poll() is None:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.wait()
+
+    def _wait(
+        self, worker: subprocess.Popen[str], block_size: int, ready: Callable[[Compiled], None]
+    ) -> None:
+        _, errors = worker.communicate()
+        if self.closed:
+            return
+        if worker.returncode:
+            said = errors.strip().splitlines()[-1:] or [f"exit status {worker.returncode}"]
+            log.warning("the decode step was not compiled: %s", said[0])
+        elif compiled := self.find(block_size):
+            ready(compiled)
+
+
+def main() -> int:
+    default = EngineConfig()
+    parser = argparse.ArgumentParser(description="Compiles the decode step of a built-in model.")
+    add = parser.add_argument
+    add("--model", choices=MODELS, default=default.model)
+    add("--shape", type=lambda text: Shape(**json.loads(text)), help="instead of a built-in one's")
+    add("--block-size", type=int, choices=BLOCK_SIZES, default=default.block_size)
+    add("--threads", type=int, default=default.threads)
+    add("--folder", type=Path, default=home())
+    add("--nice", type=int, default=0)
+    options = parser.parse_args()
+    os.nice(options.nice)
+    if shutil.which(COMPILER) is None:
+        sys.stdout.write(
+            f"No {COMPILER}: decode steps are not compiled, and take half as long again. "
+            "On Debian: apt-get install g++\n"
+        )
+        return 0
+    shape = options.shape or SHAPES[options.model]
+    seconds = build(options.folder, shape, options.block_size, options.threads)
+    if seconds:
+        sys.stdout.write(f"compiled the decode step of {options.model} in {seconds:.0f} s\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The decode step as machine code: compiled ahead of time by AOTInductor into a shared library.
+
+Compiled, the small operations between two matrix products are one loop each, and attention reads
+the KV blocks where they stand instead of gathering them first. All sizes are dynamic, so there is
+one library for a model's shape and a block size; weights and KV are its inputs.
+
+It is called through its C interface (torch/csrc/inductor/aoti_runtime/interface.h) by ctypes, which
+lets go of the interpreter meanwhile. torch's own binding keeps it, and the event loop would stand
+still for as long as a step takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Sequence
+from ctypes import byref, c_char_p, c_size_t, c_void_p
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.exec.capture import CaptureError
+from engine.exec.decode import LOGIT_TOLERANCE, Chosen, Context, block_attention, choose
+from engine.exec.rows import Rows
+from engine.exec.step import Step
+from engine.kv.pool import KVPool
+from engine.models.llama import Llama
+from engine.sched.scheduler import Plan
+
+OUTPUTS = 3  # the parts of Chosen
+SAMPLE = (37, 16, 15, 2, 1)  # contexts of the step that is compiled and that proves it
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype, _capsule_pointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype, _capsule.argtypes = ctypes.py_object, [c_void_p, c_char_p, c_void_p]
+
+
+class BlockStep(torch.nn.Module):
+    """A step of decodes as a function of tensors; `model` and `pool` give the shapes only."""
+
+    def __init__(self, model: Llama, pool: KVPool) -> None:
+        super().__init__()
+        self.model = model
+        self.pool = pool
+
+    def forward(
+        self,
+        weights: Sequence[torch.Tensor],
+        step: Sequence[torch.Tensor],
+        keys: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
+    ) -> Chosen:
+        tokens, positions, slots, *rest = step
+        context, shape = Context(*rest), self.model.shape
+        model, pool = self.model.over(weights), self.pool.over(keys, values)
+
+        def attention(layer: int, qkv: torch.Tensor) -> torch.Tensor:
+            key, value = qkv[:, shape.heads :].chunk(2, dim=1)
+            dim = shape.head_dim
+            pool.store(layer, slots, key.reshape(-1, dim), value.reshape(-1, dim))
+            return block_attention(shape, pool, layer, qkv, context)
+
+        return choose(model.logits(model.hidden(tokens, positions, attention)))
+
+
+def inputs(step: Step) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """What BlockStep takes after the weights."""
+    arrays = [step.tokens, step.positions, step.slots, *step.context]
+    return arrays, list(step.pool.keys), list(step.pool.values)
+
+
+class Compiled:
+    """A compiled step that was proved to compute what the plain one does.
+
+    `seconds`: what loading it took; `block_size`: of the pool it is for. Raises CaptureError where
+    the library cannot be loaded or computes something else.
+    """
+
+    mode = "compiled"
+
+    def __init__(self, path: Path, model: Llama, block_size: int, seconds: float = 0.0) -> None:
+        self.weights = model.tensors()
+        self.block_size = block_size
+        self.seconds = seconds
+        self.handle = c_void_p()
+        try:
+            self.library = ctypes.CDLL(str(path))
+            self.execute = self.library.AOTInductorModelContainerRunSingleThreaded
+            create = self.library.AOTInductorModelContainerCreateWithDevice
+        except (OSError, AttributeError) as error:
+            raise CaptureError(f"{path}: {error}") from error
+        if create(byref(self.handle), c_size_t(1), b"cpu", None):
+            raise CaptureError(f"{path}: the compiled step could not be set up")
+        for contexts in (SAMPLE, SAMPLE[1:3], (1,)):
+            self.prove(model, contexts)
+
+    def run(self, step: Step) -> Chosen:
+        """Runs a step of decodes, of any size. Raises RuntimeError where the library refuses."""
+        arrays, keys, values = inputs(step)
+        tensors = [*self.weights, *arrays, *keys, *values]
+        # The library takes over the handles it is given, and hands over those of its results.
+        capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(tensors)
+        given = (c_void_p * len(tensors))(*(_capsule_pointer(each, None) for each in capsules))
+        results = (c_void_p * OUTPUTS)()
+        count, outputs = c_size_t(len(tensors)), c_size_t(OUTPUTS)
+        if self.execute(self.handle, given, count, results, outputs, None, None):
+            raise RuntimeError("the compiled step failed")
+        logits, tokens, rivals = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(
+            [_capsule(each, None, None) for each in results]
+        )
+        return logits, tokens, rivals
+
+    @torch.inference_mode()
+    def prove(self, model: Llama, contexts: Sequence[int]) -> None:
+        """Compares it with the plain step: logits, tokens, and the KV they leave."""
+        plain, other = (sample(model, self.block_size, contexts) for _ in range(2))
+        expected = choose(
+            model.logits(model.hidden(plain.tokens, plain.positions, plain.attention))
+        )
+        rows = len(contexts)
+        logits, tokens, _ = (part[:rows] for part in self.run(other))
+        if not torch.equal(tokens, expected[1][:rows]):
+            raise CaptureError("the compiled step chooses other tokens than the plain one")
+        written = plain.slots[: rows * plain.pool.kv_heads]
+        differences = [logits - expected[0][:rows]]
+        differences += [a[written] - b[written] for a, b in plain.pool.pairs(other.pool)]
+        error = max(float(each.abs().max()) for each in differences)
+        if not error <= LOGIT_TOLERANCE:
+            raise CaptureError(f"the compiled step's logits or KV differ by {error:g}")
+
+
+def sample(model: Llama, block_size: int, contexts: Sequence[int]) -> Step:
+    """A step over sequences of so many known tokens, longest first, in a pool of its own."""
+    shape = model.shape
+    counts = [-(-context // block_size) for context in contexts]
+    pool = KVPool(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        blocks=sum(counts),
+        block_size=block_size,
+    )
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (*pool.keys, *pool.values):
+        tensor.normal_(generator=generator)
+    rows = Rows(rows=len(contexts), model_len_max=contexts[0], block_size=block_size)
+    begin = 1
+    for context, count in zip(contexts, counts, strict=True):
+        tokens = np.arange(context) * 89 % shape.vocabulary
+        row = rows.open(tokens, context, ignore_eos=True, has_stop=False, begun=True)
+        rows.append_blocks(row, list(range(begin, begin + count)))
+        rows.computed[row] = context - 1
+        begin += count
+    return Step(model, pool, rows, Plan([], np.arange(len(contexts)), []))
+
+
+def compile_step(model: Llama, block_size: int, path: Path) -> None:
+    """Writes the library for models of this shape to `path`. Takes tens of seconds, and a compiler.
+
+    Raises whatever torch does; sizes that vary are found by its export.
+    """
+    from torch.export import Dim, export  # slow to import, and only needed here
+
+    step = sample(model, block_size, SAMPLE)
+    arrays, keys, values = inputs(step)
+    weights = [tensor.clone() for tensor in model.tensors()]
+    rows = {0: Dim.AUTO}
+    varying = (
+        # The table of positions is as long as the longest sequence of an engine.
+        [rows if tensor is weights[3] else None for tensor in weights],
+        [*[rows] * (len(arrays) - 1), {0: Dim.AUTO, 1: Dim.AUTO}],
+        [rows] * len(keys),
+        [rows] * len(values),
+    )
+    options = {
+        "aot_inductor.output_path": str(path),
+        "aot_inductor.precompile_headers": False,  # pays off from the second library on
+        "assert_indirect_indexing": False,  # indices are the engine's own
+        "cpp.enable_floating_point_contract_flag": "fast",
+    }
+    with (
+        warnings.catch_warnings(),
+        torch.no_grad(),
+        # A size that happens to be 1 is a size like others.
+        torch.fx.experimental._config.patch(backed_size_oblivious=True),
+    ):
+        warnings.simplefilter("ignore")
+        exported = export(
+            BlockStep(model, step.pool), (weights, arrays, keys, values), dynamic_shapes=varying
+        )
+        torch._inductor.aot_compile(
+            exported.module(check_guards=False), (weights, arrays, keys, values), options=options
+        )

@@ -1,0 +1,223 @@
+"""The decode step compiled ahead of time: the same tokens, ordered while serving, kept on disk."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.exec import build
+from engine.exec.build import Workshop, library
+from engine.exec.capture import CaptureError, Graphs
+from engine.exec.compiled import Compiled
+from engine.exec.decode import Chosen
+from engine.exec.step import Step
+from engine.knobs import RuntimeConfig
+from engine.models.llama import SHAPES, Llama, Shape
+from tests.engine.conftest import bench, request
+from tests.engine.test_barrier import Served
+
+TINY = Shape(layers=2, hidden=64, heads=4, kv_heads=2, feed_forward=64, head_dim=16)
+COMPILED_S_MAX = 300  # on a machine busy with other tests; alone it takes a tenth of that
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which(build.COMPILER) is None, reason=f"no C++ compiler ({build.COMPILER})"
+)
+
+
+def config(cache: Path | None) -> EngineConfig:
+    return EngineConfig(model_len_max=512, kv_pool_blocks=256, cache=cache)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny() -> Iterator[Llama]:
+    """Every engine of this module has this model."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHAPES, "1.3m", TINY)
+        yield Llama(TINY, seed=0, positions=512)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache") / "steps"
+
+
+@pytest.fixture(scope="module")
+def served_through(folder: Path, tiny: Llama) -> tuple[dict[str, list[int]], dict[str, int]]:
+    """An engine that starts with an empty cache and is asked until its step is compiled."""
+    subject = Served(config(folder))
+    until = time.monotonic() + COMPILED_S_MAX
+    try:
+        for count in range(10_000):
+            subject.submit([request(str(count), [70 + count % 7] * 30, 40)])
+            subject.wait(ended=count + 1)
+            if subject.core.runner.steps["compiled"]:
+                break
+            assert time.monotonic() < until, "the step was not compiled"
+            time.sleep(0.2)
+    finally:
+        subject.core.stop()
+    return subject.tokens, dict(subject.core.runner.steps)
+
+
+@pytest.fixture
+def compiled(
+    served_through: tuple[dict[str, list[int]], dict[str, int]], folder: Path, tiny: Llama
+) -> Compiled:
+    return Compiled(library(folder, TINY, 16, 1), tiny, 16)
+
+
+@needs_compiler
+def test_an_engine_serves_while_its_step_is_compiled_and_no_token_changes(
+    served_through: tuple[dict[str, list[int]], dict[str, int]], tiny: Llama
+) -> None:
+    tokens, steps = served_through
+    assert steps["graph"] > 0
+    assert steps["compiled"] > 0
+    for name, answer in tokens.items():
+        expected, _ = bench(tiny).generate(
+            [request("a", [70 + int(name) % 7] * 30, 40)], RuntimeConfig()
+        )
+        assert answer == expected["a"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("lengths", [[5], [16, 15], [30, 31, 200], [7] * 9, [400, 300, *[3] * 40]])
+def test_any_batch_gives_the_tokens_and_logits_of_the_plain_step(
+    tiny: Llama, compiled: Compiled, lengths: list[int]
+) -> None:
+    answers, logits = [], []
+    for captured in (None, compiled):
+        rng = np.random.default_rng(0)
+        asked = [request(str(i), rng.integers(0, 262, n), 40) for i, n in enumerate(lengths)]
+        subject = bench(tiny, blocks=2000)
+        subject.runner.captured = captured
+        tokens, seen = subject.generate(asked, RuntimeConfig(max_num_seqs=64))
+        answers.append(tokens)
+        logits.append(torch.cat([torch.stack(seen[one.id]) for one in asked]))
+    assert answers[0] == answers[1]
+    assert float((logits[0] - logits[1]).abs().max()) <= 1e-5
+    assert subject.runner.steps["compiled"] >= 39
+    assert subject.runner.steps["eager"] == subject.runner.misses["prompt"]
+
+
+@needs_compiler
+def test_tokens_are_equal_alone_and_in_a_crowd(tiny: Llama, compiled: Compiled) -> None:
+    rng = np.random.default_rng(7)
+    prompts = [rng.integers(0, 262, rng.integers(1, 200)) for _ in range(24)]
+    crowd = bench(tiny)
+    crowd.runner.captured = compiled
+    together, _ = crowd.generate(
+        [request(str(i), p, 24) for i, p in enumerate(prompts)],
+        RuntimeConfig(max_num_seqs=24, max_num_batched_tokens=300, prefill_chunk_tokens=50),
+    )
+    for i in range(0, 24, 4):
+        alone = bench(tiny)
+        alone.runner.captured = compiled
+        tokens, _ = alone.generate([request("a", prompts[i], 24)], RuntimeConfig())
+        assert tokens["a"] == together[str(i)]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("compiled")
+def test_a_later_engine_finds_it_loses_it_and_gets_it_back(folder: Path) -> None:
+    subject = Served(config(folder))
+    try:
+        runner, faults = subject.core.runner, subject.core.faults
+        assert isinstance(runner.captured, Compiled)
+        assert subject.core.reading().captured is runner.captured
+        faults.inject({"fault": "capture_lost"})
+        subject.submit([request("a", [70] * 30, 20)])
+        subject.wait(ended=1)
+        assert runner.steps["compiled"] == runner.steps["graph"] == 0
+        faults.inject({"fault": "none"})
+        subject.submit([request("b", [70] * 30, 20)])
+        subject.wait(ended=2)
+        assert runner.steps["compiled"] == 19
+        assert subject.tokens["a"] == subject.tokens["b"]
+    finally:
+        subject.core.stop()
+
+
+@needs_compiler
+def test_a_step_that_computes_something_else_is_not_taken(
+    compiled: Compiled, folder: Path, tiny: Llama
+) -> None:
+    class Off(Compiled):
+        def run(self, step: Step) -> Chosen:
+            logits, tokens, rivals = super().run(step)
+            return logits + 1e-4, tokens, rivals
+
+    with pytest.raises(CaptureError, match=r"logits or KV differ by 0\.0001"):
+        Off(library(folder, TINY, 16, 1), tiny, 16)
+
+
+def test_what_cannot_be_loaded_is_told_and_a_graph_is_replayed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library(tmp_path, TINY, 16, 1).write_bytes(b"no library")
+    subject = Served(config(tmp_path))
+    subject.core.stop()
+    assert isinstance(subject.core.runner.captured, Graphs)
+    assert "a compiled decode step is not used" in caplog.text
+
+
+@needs_compiler
+def test_what_cannot_be_compiled_is_told_and_not_tried_again(
+    tmp_path: Path, tiny: Llama, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    workshop = Workshop(tmp_path / "file" / "steps", tiny, 1)
+    for _ in range(2):
+        workshop.order(16, lambda _: pytest.fail("there is nothing to hand over"))
+    (worker,) = workshop.workers
+    worker.wait(COMPILED_S_MAX)
+    until = time.monotonic() + COMPILED_S_MAX
+    while "the decode step was not compiled: NotADirectoryError" not in caplog.text:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    workshop.close()
+
+
+def test_without_a_compiler_a_graph_is_replayed_and_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "COMPILER", "no-such-compiler")
+    subject = Served(config(tmp_path))
+    subject.core.stop()
+    assert isinstance(subject.core.runner.captured, Graphs)
+    assert subject.core.barrier.workshop.workers == []
+    assert "no no-such-compiler: decode steps replay a TorchScript graph" in caplog.text
+
+
+@needs_compiler
+def test_an_engine_that_ends_ends_what_it_ordered(tmp_path: Path) -> None:
+    subject = Served(config(tmp_path))
+    subject.core.stop()
+    (worker,) = subject.core.barrier.workshop.workers
+    assert worker.returncode is not None
+
+
+def test_a_library_is_named_by_what_it_depends_on(tmp_path: Path) -> None:
+    names = {
+        library(tmp_path, TINY, 16, 1),
+        library(tmp_path, TINY, 32, 1),
+        library(tmp_path, TINY, 16, 2),
+        library(tmp_path, replace(TINY, layers=3), 16, 1),
+    }
+    assert len(names) == 4
+    assert library(tmp_path, TINY, 16, 1) in names
+
+
+@pytest.fixture(autouse=True)
+def heard(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "engine")
