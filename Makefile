@@ -41,10 +41,10 @@ check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
 	  echo '· makemigrations --check'; $(BIN)/python manage.py makemigrations --check --dry-run; \
 	  rm -rf "$$TRIMTAB_HOME"
 
-bench: $(DEV) $(NODE) ## same-run comparisons; each prints its figures and PASS or FAIL
+bench: $(DEV) $(NODE) $(STEP) ## same-run comparisons; each prints its figures and PASS or FAIL
 	@for b in bench/ingest.py bench/loop.py bench/quiet.py bench/diagnosis.py bench/fail_static.py bench/conservation.py; do echo "== $$b"; $(BIN)/python $$b; done
 
-chaos: $(DEV) $(NODE) ## kill −9 control plane, agent and engine under load, then count (N=50)
+chaos: $(DEV) $(NODE) $(STEP) ## kill −9 control plane, agent and engine under load, then count (N=50)
 	@$(BIN)/python bench/chaos.py --kills $${N:-50}
 
 words: $(DEV) ## collect the strings of pages into locale/, name those without a translation

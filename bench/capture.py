@@ -48,7 +48,7 @@ def arms(core: Core) -> dict[str, Captured | None]:
     """The ways to run a step, plain first, and what having each took."""
     model, size = core.runner.model, core.runner.pool.block_size
     ways: dict[str, Captured | None] = {"eager": None, "graph": capture(model, size)}
-    if (compiled := core.barrier.workshop.find(size)) is not None:
+    if (compiled := core.barrier.workshop.find()) is not None:
         ways["compiled"] = compiled
     for name, way in ways.items():
         if way is not None:
@@ -84,7 +84,7 @@ def main() -> None:
     options = parser.parse_args()
     config = EngineConfig(model=options.model, cache=home())
     if shutil.which(COMPILER):
-        seconds = build(home(), SHAPES[config.model], config.block_size, config.threads)
+        seconds = build(home(), SHAPES[config.model], config.threads)
         print(f"compiled in {seconds:.0f} s" if seconds else "compiled before")
     core = Core(config, lambda outcome: None)
     ways = arms(core)

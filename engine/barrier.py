@@ -103,10 +103,9 @@ class Barrier:
         return Swap(self, pool, captured)
 
     def upgrade(self, compiled: Compiled) -> None:
-        """Takes a compiled step for the graphs in use, where they are still what it is for."""
+        """Takes the compiled step for the graphs, where graphs are in use."""
         with self.runtime.changing:
-            fits = compiled.block_size == self.runner.pool.block_size
-            if fits and isinstance(self.runner.captured, Graphs):
+            if isinstance(self.runner.captured, Graphs):
                 try:
                     self.runtime.boundary.run(Swap(self, None, compiled))
                 except (NotPossible, TimeoutError) as error:
@@ -138,10 +137,10 @@ class Barrier:
 
     def _best(self, block_size: int) -> Captured:
         """The compiled step; while it is being made, traced graphs. Raises CaptureError."""
-        if (compiled := self.workshop.find(block_size)) is not None:
+        if (compiled := self.workshop.find()) is not None:
             return compiled
         graphs = capture(self.runner.model, block_size)
-        self.workshop.order(block_size, self.upgrade)
+        self.workshop.order(self.upgrade)
         return graphs
 
     def _check_room(self, block_size: int) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import BLOCK_SIZES, MODELS, EngineConfig
+from engine.config import MODELS, EngineConfig
 from engine.exec.capture import CaptureError
 from engine.exec.compiled import Compiled, compile_step
 from engine.models.llama import SHAPES, Llama, Shape
@@ -37,7 +37,7 @@ log = logging.getLogger("engine")
 ENGINE = Path(__file__).parents[1]
 SOURCES = ("exec/compiled.py", "exec/decode.py", "kv/pool.py", "models/llama.py")
 COMPILER = os.environ.get("CXX", "g++")
-POSITIONS = 64  # of the model that is compiled from; how many there are is no part of the code
+POSITIONS = 512  # of the model that is compiled from; how many there are is no part of the code
 
 
 def home() -> Path:
@@ -45,7 +45,7 @@ def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trimtab"
 
 
-def library(folder: Path, shape: Shape, block_size: int, threads: int) -> Path:
+def library(folder: Path, shape: Shape, threads: int) -> Path:
     """The file for this shape, by all that its code depends on."""
     try:
         cpu = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0]
@@ -57,7 +57,6 @@ def library(folder: Path, shape: Shape, block_size: int, threads: int) -> Path:
         cpu,
         asdict(shape),
         "float32",
-        block_size,
         threads,
         *(ENGINE.joinpath(source).read_text() for source in SOURCES),
     ]
@@ -65,13 +64,13 @@ def library(folder: Path, shape: Shape, block_size: int, threads: int) -> Path:
     return folder / f"decode-{digest[:24]}.so"
 
 
-def build(folder: Path, shape: Shape, block_size: int, threads: int) -> float:
+def build(folder: Path, shape: Shape, threads: int) -> float:
     """Compiles into `folder` unless that was done; returns the seconds it took, 0 for none.
 
     One process at a time in a folder: others wait, and find it done. The folder is its owner's
     only: what is in it is run.
     """
-    path = library(folder, shape, block_size, threads)
+    path = library(folder, shape, threads)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -83,57 +82,54 @@ def build(folder: Path, shape: Shape, block_size: int, threads: int) -> float:
             os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
             torch.set_num_threads(threads)
             model = Llama(shape, seed=0, positions=POSITIONS)
-            compile_step(model, block_size, Path(draft, "step.so"))
+            compile_step(model, Path(draft, "step.so"))
             Path(draft, "step.so").replace(path)
         return time.monotonic() - began
 
 
 class Workshop:
-    """The compiled steps of one engine: those there are, and those being made beside it.
+    """The compiled step of one engine: the one there is, or the one being made beside it.
 
-    `folder` None: there are none.
+    `folder` None: there is none.
     """
 
     def __init__(self, folder: Path | None, model: Llama, threads: int) -> None:
-        self.folder = folder
+        self.path = library(folder, model.shape, threads) if folder else None
         self.model = model
         self.threads = threads
-        self.ordered: set[int] = set()
-        self.workers: list[subprocess.Popen[str]] = []
+        self.found: Compiled | None = None
+        self.tried = False
+        self.worker: subprocess.Popen[str] | None = None
         self.closed = False
 
-    def find(self, block_size: int) -> Compiled | None:
-        """The step for blocks of this size, loaded and proved; None where there is none."""
-        if self.folder is None:
-            return None
-        began = time.monotonic()
-        path = library(self.folder, self.model.shape, block_size, self.threads)
-        if not path.exists():
-            return None
-        try:
-            compiled = Compiled(path, self.model, block_size)
-        except (CaptureError, RuntimeError) as error:
-            log.warning("a compiled decode step is not used (remove it for another): %s", error)
-            self.ordered.add(block_size)
-            return None
-        compiled.seconds = time.monotonic() - began
-        return compiled
+    def find(self) -> Compiled | None:
+        """The compiled step, loaded and proved; None where there is none, or none to be used."""
+        if self.found is None and self.path is not None and self.path.exists():
+            began = time.monotonic()
+            try:
+                self.found = Compiled(self.path, self.model)
+            except (CaptureError, RuntimeError) as error:
+                log.warning("a compiled step is not used (remove it for another): %s", error)
+                self.path = None
+            else:
+                self.found.seconds = time.monotonic() - began
+        return self.found
 
-    def order(self, block_size: int, ready: Callable[[Compiled], None]) -> None:
-        """Has it made in a process of its own, of the lowest priority; `ready` gets it, once.
+    def order(self, ready: Callable[[Compiled], None]) -> None:
+        """Has it made in a process of its own, of the lowest priority; `ready` gets it.
 
-        Called on a thread of its own, and only if it was made. Each size is tried once.
+        That is called on a thread of its own, and only if it was made; it is tried once.
         """
-        if self.folder is None or self.closed or block_size in self.ordered:
+        if self.path is None or self.tried:
             return
-        self.ordered.add(block_size)
+        self.tried = True
         if shutil.which(COMPILER) is None:
             log.warning("no %s: decode steps replay a TorchScript graph, uncompiled", COMPILER)
             return
         command = [sys.executable, "-m", "engine.exec.build", "--nice", "19"]
-        command += ["--folder", str(self.folder), "--shape", json.dumps(asdict(self.model.shape))]
-        command += ["--block-size", str(block_size), "--threads", str(self.threads)]
-        worker = subprocess.Popen(
+        command += ["--folder", str(self.path.parent), "--threads", str(self.threads)]
+        command += ["--shape", json.dumps(asdict(self.model.shape))]
+        self.worker = subprocess.Popen(
             command,
             cwd=ENGINE.parent,
             stdout=subprocess.DEVNULL,
@@ -141,28 +137,24 @@ class Workshop:
             text=True,
             start_new_session=True,
         )
-        self.workers.append(worker)
-        arguments = (worker, block_size, ready)
+        arguments = (self.worker, ready)
         threading.Thread(target=self._wait, args=arguments, name="build", daemon=True).start()
 
     def close(self) -> None:
         """Ends what is being made, compilers included."""
         self.closed = True
-        for worker in self.workers:
-            if worker.poll() is None:
-                os.killpg(worker.pid, signal.SIGKILL)
-                worker.wait()
+        if self.worker is not None and self.worker.poll() is None:
+            os.killpg(self.worker.pid, signal.SIGKILL)
+            self.worker.wait()
 
-    def _wait(
-        self, worker: subprocess.Popen[str], block_size: int, ready: Callable[[Compiled], None]
-    ) -> None:
+    def _wait(self, worker: subprocess.Popen[str], ready: Callable[[Compiled], None]) -> None:
         _, errors = worker.communicate()
         if self.closed:
             return
         if worker.returncode:
             said = errors.strip().splitlines()[-1:] or [f"exit status {worker.returncode}"]
             log.warning("the decode step was not compiled: %s", said[0])
-        elif compiled := self.find(block_size):
+        elif compiled := self.find():
             ready(compiled)
 
 
@@ -172,7 +164,6 @@ def main() -> int:
     add = parser.add_argument
     add("--model", choices=MODELS, default=default.model)
     add("--shape", type=lambda text: Shape(**json.loads(text)), help="instead of a built-in one's")
-    add("--block-size", type=int, choices=BLOCK_SIZES, default=default.block_size)
     add("--threads", type=int, default=default.threads)
     add("--folder", type=Path, default=home())
     add("--nice", type=int, default=0)
@@ -185,7 +176,7 @@ def main() -> int:
         )
         return 0
     shape = options.shape or SHAPES[options.model]
-    seconds = build(options.folder, shape, options.block_size, options.threads)
+    seconds = build(options.folder, shape, options.threads)
     if seconds:
         sys.stdout.write(f"compiled the decode step of {options.model} in {seconds:.0f} s\n")
     return 0

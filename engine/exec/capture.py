@@ -1,5 +1,7 @@
 """Graph capture on a CPU: the decode step as one TorchScript graph, replayed without Python.
 
+What an engine has that finds no compiled step (compiled.py), or until it is made.
+
 What a step costs beyond its arithmetic is Python between some hundred small kernels, during which
 it also competes with the event loop for the interpreter. The graph runs the same kernels in the
 same order, so its logits are the same to the bit; the interpreter is free meanwhile.

@@ -1,8 +1,8 @@
 """The decode step as machine code: compiled ahead of time by AOTInductor into a shared library.
 
 Compiled, the small operations between two matrix products are one loop each, and attention reads
-the KV blocks where they stand instead of gathering them first. All sizes are dynamic, so there is
-one library for a model's shape and a block size; weights and KV are its inputs.
+the KV blocks where they stand instead of gathering them first. All sizes but the model's are
+dynamic, so there is one library for a model's shape; weights and KV are its inputs.
 
 It is called through its C interface (torch/csrc/inductor/aoti_runtime/interface.h) by ctypes, which
 lets go of the interpreter meanwhile. torch's own binding keeps it, and the event loop would stand
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.config import BLOCK_SIZES
 from engine.exec.capture import CaptureError
 from engine.exec.decode import LOGIT_TOLERANCE, Chosen, Context, block_attention, choose
 from engine.exec.rows import Rows
@@ -29,7 +30,6 @@ from engine.models.llama import Llama
 from engine.sched.scheduler import Plan
 
 OUTPUTS = 3  # the parts of Chosen
-SAMPLE = (37, 16, 15, 2, 1)  # contexts of the step that is compiled and that proves it
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
@@ -38,12 +38,11 @@ _capsule.restype, _capsule.argtypes = ctypes.py_object, [c_void_p, c_char_p, c_v
 
 
 class BlockStep(torch.nn.Module):
-    """A step of decodes as a function of tensors; `model` and `pool` give the shapes only."""
+    """A step of decodes as a function of tensors; `model` gives the shape only."""
 
-    def __init__(self, model: Llama, pool: KVPool) -> None:
+    def __init__(self, model: Llama) -> None:
         super().__init__()
         self.model = model
-        self.pool = pool
 
     def forward(
         self,
@@ -52,38 +51,32 @@ class BlockStep(torch.nn.Module):
         keys: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
     ) -> Chosen:
-        tokens, positions, slots, *rest = step
-        context, shape = Context(*rest), self.model.shape
-        model, pool = self.model.over(weights), self.pool.over(keys, values)
+        tokens, positions, *rest = step
+        context, model = Context(*rest), self.model.over(weights)
 
         def attention(layer: int, qkv: torch.Tensor) -> torch.Tensor:
-            key, value = qkv[:, shape.heads :].chunk(2, dim=1)
-            dim = shape.head_dim
-            pool.store(layer, slots, key.reshape(-1, dim), value.reshape(-1, dim))
-            return block_attention(shape, pool, layer, qkv, context)
+            return block_attention(model.shape, keys[layer], values[layer], qkv, context)
 
         return choose(model.logits(model.hidden(tokens, positions, attention)))
 
 
 def inputs(step: Step) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """What BlockStep takes after the weights."""
-    arrays = [step.tokens, step.positions, step.slots, *step.context]
-    return arrays, list(step.pool.keys), list(step.pool.values)
+    return [step.tokens, step.positions, *step.context], *step.pool.by_block()
 
 
 class Compiled:
-    """A compiled step that was proved to compute what the plain one does.
+    """A compiled step that was proved to compute what the plain one does, in blocks of any size.
 
-    `seconds`: what loading it took; `block_size`: of the pool it is for. Raises CaptureError where
-    the library cannot be loaded or computes something else.
+    `seconds`: what loading it took. Raises CaptureError where the library cannot be loaded or
+    computes something else.
     """
 
     mode = "compiled"
 
-    def __init__(self, path: Path, model: Llama, block_size: int, seconds: float = 0.0) -> None:
+    def __init__(self, path: Path, model: Llama) -> None:
         self.weights = model.tensors()
-        self.block_size = block_size
-        self.seconds = seconds
+        self.seconds = 0.0
         self.handle = c_void_p()
         try:
             self.library = ctypes.CDLL(str(path))
@@ -93,8 +86,10 @@ class Compiled:
             raise CaptureError(f"{path}: {error}") from error
         if create(byref(self.handle), c_size_t(1), b"cpu", None):
             raise CaptureError(f"{path}: the compiled step could not be set up")
-        for contexts in (SAMPLE, SAMPLE[1:3], (1,)):
-            self.prove(model, contexts)
+        for block_size in BLOCK_SIZES[:2]:
+            contexts = contexts_around(block_size, len(model.rotation))
+            for part in (contexts, contexts[1:3], contexts[-1:]):
+                self.prove(model, block_size, part)
 
     def run(self, step: Step) -> Chosen:
         """Runs a step of decodes, of any size. Raises RuntimeError where the library refuses."""
@@ -113,9 +108,9 @@ class Compiled:
         return logits, tokens, rivals
 
     @torch.inference_mode()
-    def prove(self, model: Llama, contexts: Sequence[int]) -> None:
+    def prove(self, model: Llama, block_size: int, contexts: Sequence[int]) -> None:
         """Compares it with the plain step: logits, tokens, and the KV they leave."""
-        plain, other = (sample(model, self.block_size, contexts) for _ in range(2))
+        plain, other = (sample(model, block_size, contexts) for _ in range(2))
         expected = choose(
             model.logits(model.hidden(plain.tokens, plain.positions, plain.attention))
         )
@@ -129,6 +124,12 @@ class Compiled:
         error = max(float(each.abs().max()) for each in differences)
         if not error <= LOGIT_TOLERANCE:
             raise CaptureError(f"the compiled step's logits or KV differ by {error:g}")
+
+
+def contexts_around(block_size: int, longest: int) -> list[int]:
+    """Of as many tokens as blocks hold, and one less or more; all sizes of such a step differ."""
+    known = (2 * block_size + 5, block_size + 1, block_size, 2, 1)
+    return [min(each, longest) for each in known]
 
 
 def sample(model: Llama, block_size: int, contexts: Sequence[int]) -> Step:
@@ -156,23 +157,23 @@ def sample(model: Llama, block_size: int, contexts: Sequence[int]) -> Step:
     return Step(model, pool, rows, Plan([], np.arange(len(contexts)), []))
 
 
-def compile_step(model: Llama, block_size: int, path: Path) -> None:
+def compile_step(model: Llama, path: Path) -> None:
     """Writes the library for models of this shape to `path`. Takes tens of seconds, and a compiler.
 
-    Raises whatever torch does; sizes that vary are found by its export.
+    Raises whatever torch does.
     """
     from torch.export import Dim, export  # slow to import, and only needed here
 
-    step = sample(model, block_size, SAMPLE)
-    arrays, keys, values = inputs(step)
-    weights = [tensor.clone() for tensor in model.tensors()]
-    rows = {0: Dim.AUTO}
+    size = BLOCK_SIZES[1]
+    step = sample(model, size, contexts_around(size, len(model.rotation)))
+    weights, (arrays, keys, values) = [each.clone() for each in model.tensors()], inputs(step)
+    pool = {1: Dim.AUTO, 2: Dim.AUTO}  # blocks and their size
     varying = (
         # The table of positions is as long as the longest sequence of an engine.
-        [rows if tensor is weights[3] else None for tensor in weights],
-        [*[rows] * (len(arrays) - 1), {0: Dim.AUTO, 1: Dim.AUTO}],
-        [rows] * len(keys),
-        [rows] * len(values),
+        [{0: Dim.AUTO} if each is weights[3] else None for each in weights],
+        [dict.fromkeys(range(each.dim()), Dim.AUTO) for each in arrays],
+        [pool] * len(keys),
+        [pool] * len(values),
     )
     options = {
         "aot_inductor.output_path": str(path),
@@ -187,9 +188,7 @@ def compile_step(model: Llama, block_size: int, path: Path) -> None:
         torch.fx.experimental._config.patch(backed_size_oblivious=True),
     ):
         warnings.simplefilter("ignore")
-        exported = export(
-            BlockStep(model, step.pool), (weights, arrays, keys, values), dynamic_shapes=varying
-        )
+        exported = export(BlockStep(model), (weights, arrays, keys, values), dynamic_shapes=varying)
         torch._inductor.aot_compile(
             exported.module(check_guards=False), (weights, arrays, keys, values), options=options
         )

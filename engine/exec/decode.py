@@ -23,9 +23,11 @@ class DecodeGroup(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The blocks that all sequences of a decode step attend to, one after another, unpadded."""
+    """The blocks that the sequences of a decode step attend to, one after another, unpadded."""
 
-    blocks: torch.Tensor  # (blocks,) their numbers in the pool, in the order of the sequences
+    block: torch.Tensor  # (sequences,) the last block of each, where the step's token goes
+    offset: torch.Tensor  # (sequences,) and the place in it
+    blocks: torch.Tensor  # (blocks,) all they attend to, by sequence and position
     owner: torch.Tensor  # (blocks,) the sequence each belongs to
     seen: torch.Tensor  # (blocks,) how many tokens of it are known
     at: torch.Tensor  # (sequences, most blocks of one): where in `blocks`; -1 beyond its own
@@ -52,24 +54,29 @@ def decode_attention(
 
 
 def block_attention(
-    shape: Shape, pool: KVPool, layer: int, qkv: torch.Tensor, context: Context
+    shape: Shape, keys: torch.Tensor, values: torch.Tensor, qkv: torch.Tensor, context: Context
 ) -> torch.Tensor:
-    """The same for a step of decodes only, block by block, so that nothing is padded.
+    """Stores and attends as `decode_attention`, for a step of decodes only, without padding.
 
-    A softmax within each block, then one over a sequence's blocks, as in flash decoding (Dao et
-    al., arXiv:2205.14135). Slow op by op; a compiler fuses the gathers into the sums, so that each
-    key and value is read once from where it stands.
+    keys, values: (kv_heads, blocks, block_size, head_dim). A softmax within each block, then one
+    over a sequence's blocks, as in flash decoding (Dao et al., arXiv:2205.14135). Slow op by op; a
+    compiler fuses the gathers into the sums, and reads each block where it stands.
     """
     kv_heads, group, dim = shape.kv_heads, shape.group, shape.head_dim
-    blocks, owner, seen, at = context
+    block, offset, blocks, owner, seen, at = context
+    key, value = qkv[:, shape.heads :].chunk(2, dim=1)
+    keys[:, block, offset] = key.transpose(0, 1)
+    values[:, block, offset] = value.transpose(0, 1)
     query = qkv[:, : shape.heads].reshape(-1, kv_heads, group, 1, dim).index_select(0, owner)
-    keys, values = (t.transpose(0, 1).unsqueeze(2) for t in pool.blocks_of(layer, blocks))
-    scores = (query * keys).sum(-1)  # (blocks, kv_heads, group, block_size)
-    known = torch.arange(pool.block_size) < seen[:, None]
+    known_keys, known_values = (
+        each.index_select(1, blocks).transpose(0, 1).unsqueeze(2) for each in (keys, values)
+    )
+    scores = (query * known_keys).sum(-1)  # (blocks, kv_heads, group, block_size)
+    known = torch.arange(keys.size(2)) < seen[:, None]
     scores = scores.masked_fill(~known[:, None, None], -torch.inf)
     top = scores.amax(-1)
     weights = torch.exp(scores - top.unsqueeze(-1))
-    mixed = (weights.unsqueeze(-1) * values).sum(-2)  # (blocks, kv_heads, group, head_dim)
+    mixed = (weights.unsqueeze(-1) * known_values).sum(-2)  # (blocks, kv_heads, group, head_dim)
     own, at = at >= 0, at.clamp(min=0)
     tops = top[at].masked_fill(~own[..., None, None], -torch.inf)
     share = torch.exp(tops - tops.amax(1, keepdim=True))  # (sequences, most, kv_heads, group)

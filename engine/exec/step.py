@@ -92,14 +92,16 @@ class Step:
         width = int(counts.max())
         tables = np.zeros((len(known), width), np.int64)  # padding sees its own scratch token
         tables[: len(rows)] = self.rows.tables[rows, :width]
-        owned = np.arange(width) < counts[:, None]
+        own = np.arange(width) < counts[:, None]
         ends = np.cumsum(counts)
-        at = np.full(owned.shape, -1)
-        at[owned] = np.arange(ends[-1])
+        at = np.full(own.shape, -1)
+        at[own] = np.arange(ends[-1])
+        blocks, last = tables[own], known - (counts - 1) * size
         seen = np.full(ends[-1], size)
-        seen[ends - 1] = known - (counts - 1) * size
+        seen[ends - 1] = last
         owner = np.repeat(np.arange(len(known)), counts)
-        return Context(*map(torch.from_numpy, (tables[owned], owner, seen, at)))
+        arrays = (blocks[ends - 1], last - 1, blocks, owner, seen, at)
+        return Context(*map(torch.from_numpy, arrays))
 
     def attention(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """Stores this step's keys and values, then attends: decodes by group, chunks one by one."""

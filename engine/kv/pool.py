@@ -61,13 +61,10 @@ class KVPool:
             self.values[layer].view(-1, width).index_select(0, blocks),
         )
 
-    def blocks_of(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same blocks of all heads: (kv_heads, blocks, block_size, head_dim) of each."""
-        shape = (self.kv_heads, -1, self.block_size, self.head_dim)
-        return (
-            self.keys[layer].view(shape).index_select(1, blocks),
-            self.values[layer].view(shape).index_select(1, blocks),
-        )
+    def by_block(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Keys and values of each layer as views (kv_heads, blocks, block_size, head_dim)."""
+        shape = (self.kv_heads, self.blocks, self.block_size, self.head_dim)
+        return [each.view(shape) for each in self.keys], [each.view(shape) for each in self.values]
 
     def move(self, to: KVPool, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies tokens (slots of the first head, int64) into another pool's slots."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config import BLOCK_SIZES, EngineConfig
 from engine.exec import build
 from engine.exec.build import Workshop, library
 from engine.exec.capture import CaptureError, Graphs
@@ -73,7 +74,7 @@ def served_through(folder: Path, tiny: Llama) -> tuple[dict[str, list[int]], dic
 def compiled(
     served_through: tuple[dict[str, list[int]], dict[str, int]], folder: Path, tiny: Llama
 ) -> Compiled:
-    return Compiled(library(folder, TINY, 16, 1), tiny, 16)
+    return Compiled(library(folder, TINY, 1), tiny)
 
 
 @needs_compiler
@@ -108,6 +109,18 @@ def test_any_batch_gives_the_tokens_and_logits_of_the_plain_step(
     assert float((logits[0] - logits[1]).abs().max()) <= 1e-5
     assert subject.runner.steps["compiled"] >= 39
     assert subject.runner.steps["eager"] == subject.runner.misses["prompt"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_blocks_of_all_sizes_are_read(tiny: Llama, compiled: Compiled, block_size: int) -> None:
+    prompt = np.random.default_rng(1).integers(0, 262, 100)
+    plain, _ = bench(tiny).generate([request("a", prompt, 40)], RuntimeConfig())
+    subject = bench(tiny, blocks=80, block_size=block_size)
+    subject.runner.captured = compiled
+    tokens, _ = subject.generate([request("a", prompt, 40)], RuntimeConfig())
+    assert tokens == plain
+    assert subject.runner.steps["compiled"] == 39
 
 
 @needs_compiler
@@ -158,17 +171,17 @@ def test_a_step_that_computes_something_else_is_not_taken(
             return logits + 1e-4, tokens, rivals
 
     with pytest.raises(CaptureError, match=r"logits or KV differ by 0\.0001"):
-        Off(library(folder, TINY, 16, 1), tiny, 16)
+        Off(library(folder, TINY, 1), tiny)
 
 
 def test_what_cannot_be_loaded_is_told_and_a_graph_is_replayed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library(tmp_path, TINY, 16, 1).write_bytes(b"no library")
+    library(tmp_path, TINY, 1).write_bytes(b"no library")
     subject = Served(config(tmp_path))
     subject.core.stop()
     assert isinstance(subject.core.runner.captured, Graphs)
-    assert "a compiled decode step is not used" in caplog.text
+    assert "a compiled step is not used" in caplog.text
 
 
 @needs_compiler
@@ -178,9 +191,7 @@ def test_what_cannot_be_compiled_is_told_and_not_tried_again(
     (tmp_path / "file").touch()
     workshop = Workshop(tmp_path / "file" / "steps", tiny, 1)
     for _ in range(2):
-        workshop.order(16, lambda _: pytest.fail("there is nothing to hand over"))
-    (worker,) = workshop.workers
-    worker.wait(COMPILED_S_MAX)
+        workshop.order(lambda _: pytest.fail("there is nothing to hand over"))
     until = time.monotonic() + COMPILED_S_MAX
     while "the decode step was not compiled: NotADirectoryError" not in caplog.text:
         assert time.monotonic() < until
@@ -195,7 +206,7 @@ def test_without_a_compiler_a_graph_is_replayed_and_that_is_told(
     subject = Served(config(tmp_path))
     subject.core.stop()
     assert isinstance(subject.core.runner.captured, Graphs)
-    assert subject.core.barrier.workshop.workers == []
+    assert subject.core.barrier.workshop.worker is None
     assert "no no-such-compiler: decode steps replay a TorchScript graph" in caplog.text
 
 
@@ -203,19 +214,19 @@ def test_without_a_compiler_a_graph_is_replayed_and_that_is_told(
 def test_an_engine_that_ends_ends_what_it_ordered(tmp_path: Path) -> None:
     subject = Served(config(tmp_path))
     subject.core.stop()
-    (worker,) = subject.core.barrier.workshop.workers
-    assert worker.returncode is not None
+    worker = subject.core.barrier.workshop.worker
+    assert worker is not None
+    assert worker.returncode == -signal.SIGKILL
 
 
 def test_a_library_is_named_by_what_it_depends_on(tmp_path: Path) -> None:
     names = {
-        library(tmp_path, TINY, 16, 1),
-        library(tmp_path, TINY, 32, 1),
-        library(tmp_path, TINY, 16, 2),
-        library(tmp_path, replace(TINY, layers=3), 16, 1),
+        library(tmp_path, TINY, 1),
+        library(tmp_path, TINY, 2),
+        library(tmp_path, replace(TINY, layers=3), 1),
     }
-    assert len(names) == 4
-    assert library(tmp_path, TINY, 16, 1) in names
+    assert len(names) == 3
+    assert library(tmp_path, TINY, 1) in names
 
 
 @pytest.fixture(autouse=True)
