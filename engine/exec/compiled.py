@@ -178,6 +178,7 @@ def compile_step(model: Llama, path: Path) -> None:
     options = {
         "aot_inductor.output_path": str(path),
         "aot_inductor.precompile_headers": False,  # pays off from the second library on
+        "cpp.vec_isa_ok": True,  # the CPU's word is taken; trying each takes longer than compiling
         "assert_indirect_indexing": False,  # indices are the engine's own
         "cpp.enable_floating_point_contract_flag": "fast",
     }
@@ -185,7 +186,7 @@ def compile_step(model: Llama, path: Path) -> None:
         warnings.catch_warnings(),
         torch.no_grad(),
         # A size that happens to be 1 is a size like others.
-        torch.fx.experimental._config.patch(backed_size_oblivious=True),
+        torch.fx.experimental._config.patch(backed_size_oblivious=True),  # type: ignore[attr-defined]
     ):
         warnings.simplefilter("ignore")
         exported = export(BlockStep(model), (weights, arrays, keys, values), dynamic_shapes=varying)

@@ -154,7 +154,7 @@ def turned(qkv: torch.Tensor, heads: int, rotation: torch.Tensor) -> torch.Tenso
     A complex `rotation` (tokens, 1, head_dim / 2) turns in place. A real one (…, 2) makes anew what
     it turns: compilers know no complex numbers.
     """
-    pairs = qkv[:, :heads].unflatten(2, (-1, 2))
+    pairs = qkv.view(*qkv.shape[:2], -1, 2)[:, :heads]
     if rotation.is_complex():
         torch.view_as_complex(pairs).mul_(rotation)
         return qkv
