@@ -141,7 +141,8 @@ def untold(report: dict[str, Any], messages: list[dict[str, Any]]) -> list[str]:
         heard = Counter(
             message["event"].removeprefix("incident.")
             for message in messages
-            if incident["id"] in message["incident_url"]
+            if message["event"].startswith("incident.")
+            and incident["id"] in message["incident_url"]
         )
         outbox = Counter(event for event, _ in incident["told"])
         if heard != outbox or not 1 <= heard["opened"] <= incident["openings"]:

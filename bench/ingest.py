@@ -20,7 +20,6 @@ import os
 import random
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,8 +36,9 @@ from google.protobuf.json_format import MessageToDict
 from google.rpc.error_details_pb2 import RetryInfo
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from controlplane.demo.house import free_port
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 TARGETS = {"http": 60_000, "json": 0, "grpc": 0}  # 0: to know, not to meet
 SPANS = 1_000
@@ -152,13 +152,6 @@ def memory_mib(pid: int) -> float:
         for line in Path(f"/proc/{process}/status").read_text().splitlines()
     ]
     return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def control_plane_token(environment: dict[str, str]) -> str:

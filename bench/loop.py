@@ -41,7 +41,6 @@ STATIC = [
 ]
 DEFAULTS = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "prefill_chunk_tokens": 512}
 FINALISTS = 3  # of them, screened twice
-BURST_PERIOD_S = 2.4  # on average one burst or two in a control window of the fast pace
 
 
 @dataclass
@@ -93,10 +92,6 @@ def one_run(
         )  # fmt: skip
 
 
-def crowds(seed: int, seconds: float, rate: float) -> list[tuple[float, float]]:
-    return bursts(seed, seconds, rate, period_s=BURST_PERIOD_S)
-
-
 def best_static(rate: float, seconds: float, pace: Pace) -> dict[str, int]:
     """The configuration with the largest share inside, each under the same bursts.
 
@@ -106,7 +101,7 @@ def best_static(rate: float, seconds: float, pace: Pace) -> dict[str, int]:
         warm_up(built)
 
         def scored(values: dict[str, int], seed: int) -> float:
-            requests = arrivals(seed, crowds(seed, seconds, rate), name="screen")
+            requests = arrivals(seed, bursts(seed, seconds, rate), name="screen")
             built.configure(values, by="bench")
             score = share_inside(drive(built, requests)[0])
             say(f"  static {describe(values):<24} inside {score:.3f}")
@@ -148,7 +143,7 @@ def compare(options: argparse.Namespace) -> int:
     arms = [("off", DEFAULTS), ("on", DEFAULTS), ("static", static)]
     runs: list[Run] = []
     for seed in range(options.seeds):
-        phases = [(options.quiet_s, calm), *crowds(seed, options.shift_s, high)]
+        phases = [(options.quiet_s, calm), *bursts(seed, options.shift_s, high)]
         requests = arrivals(seed, phases, name="bench")
         for arm, values in arms[seed % 3 :] + arms[: seed % 3]:
             run = one_run(arm, seed, values, requests, options.quiet_s, pace)

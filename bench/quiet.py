@@ -67,9 +67,8 @@ def opened_twice(incidents: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def quiet(options: argparse.Namespace) -> int:
-    capacity = capacity_here()
-    rate, seconds = options.load * capacity, options.minutes * 60
-    say(f"{options.minutes:g} minutes at {rate:.1f} requests/s ({options.load:.0%} of capacity)")
+    rate, seconds = options.rate or options.load * capacity_here(), options.minutes * 60
+    say(f"{options.minutes:g} minutes at {rate:.1f} requests/s")
     with house(acting=True, pace=NORMAL) as built:
         warm_up(built)
         knobs = ConfigWatch(built.engine_url)
@@ -107,6 +106,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10, help="60: as the design asks")
     parser.add_argument("--load", type=float, default=0.4, help="share of the engine's capacity")
+    parser.add_argument("--rate", type=float, help="requests/s, whatever the capacity")
     parser.add_argument("--seed", type=int, default=7, help="of the arrivals")
     options = parser.parse_args()
     # A bench that is told to stop ends the processes it started.

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from controlplane.accounts.models import Tenant
-from controlplane.actions.links import links_of
-from controlplane.actions.selectors import acted_at, acting, actions_of, sentence
+from controlplane.actions.selectors import acted_at, acting
 from controlplane.actions.services import action_propose, actions_reconcile
+from controlplane.actions.telling import deeds_of, stops_of
 from controlplane.alerts.message import sentences
+from controlplane.alerts.stops import stop_tell
 from controlplane.alerts.telling import incident_tell, incidents_to_tell
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import diagnosis_due, incidents_open, story, story_due
@@ -61,6 +62,8 @@ def steer(tenant: Tenant, reader: Reader, now: datetime) -> None:
 
     # Tell: what, because of what, what is being done, and what came of it.
     each(incidents_to_tell(tenant), lambda incident: tell(incident, now))
+    for stop in stops_of(tenant, now):
+        stop_tell(**stop, now=now)
 
 
 def each(incidents: Iterable[Incident], handle: Callable[[Incident], None]) -> None:
@@ -86,13 +89,6 @@ def tell(incident: Incident, now: datetime) -> None:
     """What is due to each channel: once explained, or unexplainable; at the end, once proved."""
     if not story_due(incident, now=now) or (incident.closed_at and acting(incident)):
         return
-    told, acted = story(incident), actions_of(incident)
-    latest = acted if incident.closed_at else acted[-1:]
-    incident_tell(
-        incident=incident,
-        story=told,
-        doing=sentences(*map(sentence, latest)) or told.no_action,
-        engine=acted[-1].engine.name if acted else incident.scope,
-        links=links_of(acted[-1], now) if acted else None,
-        now=now,
-    )
+    told, (done, deeds) = story(incident), deeds_of(incident, now)
+    doing = sentences(*done) or told.no_action
+    incident_tell(incident=incident, story=told, doing=doing, now=now, **deeds)

@@ -11,7 +11,6 @@ replays it.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -46,6 +45,7 @@ CATCH_UP_WINDOWS_MAX = 240
 # As long as an agent's spool keeps what it could not send.
 CATCH_UP_WITHIN = timedelta(hours=8)
 SCOPES_PER_OBJECTIVE_MAX = 64
+EVENTS_MAX = 1e12  # of one window; running sums of such stay exact over a budget window
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,9 @@ def _counts(
 ) -> dict[str, list[Counts | None]]:
     """Counts per window of each engine and, summed, of scope "". None: nothing was measured.
 
-    Spans cannot be told missing from absent window by window: no span is no event.
+    Spans cannot be told missing from absent window by window: no span is no event. What cannot be
+    a count (below 0, NaN, more than EVENTS_MAX) is none: one such window would spoil the running
+    sums of the whole budget window.
     """
     unmeasured = Counts(0, 0) if of_spans else None
     by_scope: dict[str, list[Counts | None]] = {"": [unmeasured] * grid.count}
@@ -283,7 +285,7 @@ def _counts(
         for scope in {share.labels.get("instance", ""), ""}:
             windows = by_scope.setdefault(scope, [unmeasured] * grid.count)
             for index, (good, total) in enumerate(columns):
-                if not math.isnan(total):
+                if 0 <= good <= EVENTS_MAX and 0 <= total <= EVENTS_MAX:
                     windows[index] = (windows[index] or Counts(0, 0)) + Counts(good, total)
     return by_scope
 

@@ -26,6 +26,9 @@ from tracing.spans import SpanDecoder
 from tracing.store.store import Store
 from tracing.wire import Encoding
 
+# One tenant alone may hold three quarters of the queue, as it may of the places to read in.
+SHARE_OF_FREE = 3
+
 
 class QueueFull(RuntimeError):
     """More is waiting to become durable than the limits allow; send it again later."""
@@ -82,16 +85,17 @@ class Meters:
 
 
 class Room:
-    """Bytes and rows a request holds in the queue from its first byte until it is durable."""
+    """What a tenant's request holds of the queue, from its first byte until it is durable."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, tenant: str) -> None:
         self._door = door
+        self._tenant = tenant
         self.bytes = 0
         self.rows = 0
 
     def take(self, size_bytes: int = 0, rows: int = 0) -> None:
         """Raises QueueFull or Draining, and then takes nothing."""
-        self._door.reserve(size_bytes, rows)
+        self._door.reserve(self._tenant, size_bytes, rows)
         self.bytes += size_bytes
         self.rows += rows
 
@@ -99,7 +103,7 @@ class Room:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._door.release(self.bytes, self.rows)
+        self._door.release(self._tenant, self.bytes, self.rows)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,7 @@ class Door:
         self._lock = threading.Condition()
         self._bytes = 0
         self._rows = 0
+        self._held: dict[str, tuple[int, int]] = {}  # tenant → its part of the two above
         self._queue: deque[_Waiting] = deque()
         self._in_decoding = 0
         self._closing = False
@@ -142,38 +147,50 @@ class Door:
 
     # --- admission -----------------------------------------------------------------------------
 
-    def room(self) -> Room:
-        """Space in the queue for one request: `with door.room() as room: room.take(…)`."""
-        return Room(self)
+    def room(self, tenant: str) -> Room:
+        """Space in the queue for one request: `with door.room(tenant) as room: room.take(…)`."""
+        return Room(self, tenant)
 
-    def reserve(self, size_bytes: int, rows: int) -> None:
+    def reserve(self, tenant: str, size_bytes: int, rows: int) -> None:
+        """Takes a tenant's share. It may hold SHARE_OF_FREE times what it leaves free, so that
+        whoever fills the queue leaves room for the next to come (dynamic thresholds, Choudhury and
+        Hahne, 1998)."""
+        limits = self.limits
         with self._lock:
-            over_bytes = self._bytes + size_bytes > self.limits.queue_bytes_max
-            over_rows = self._rows + rows > self.limits.queue_spans_max
+            held_bytes, held_rows = self._held.get(tenant, (0, 0))
+            free_bytes = limits.queue_bytes_max - self._bytes - size_bytes
+            free_rows = limits.queue_spans_max - self._rows - rows
+            over_bytes = size_bytes and held_bytes + size_bytes > SHARE_OF_FREE * free_bytes
+            over_rows = rows and held_rows + rows > SHARE_OF_FREE * free_rows
             # A request larger than the whole queue may pass alone, or it never could.
-            alone = not size_bytes and self._rows == 0
-            full = over_bytes or (over_rows and not alone)
+            full = over_bytes or (over_rows and self._rows > 0)
             closing = self._closing
             if not full and not closing:
-                self._bytes += size_bytes
-                self._rows += rows
+                self._hold(tenant, size_bytes, rows)
             self._measure()
         if closing:
             raise Draining("The door is closing")
         if full:
             self.meters.rejected.labels("queue_full").inc()
             raise QueueFull(
-                f"{self._bytes} bytes and {self._rows} rows are waiting to be stored; allowed: "
-                f"{self.limits.queue_bytes_max} bytes, {self.limits.queue_spans_max} rows"
+                f"{held_bytes} bytes and {held_rows} rows of yours are waiting to be stored; "
+                f"allowed: {SHARE_OF_FREE} times what is free of {limits.queue_bytes_max} bytes, "
+                f"{limits.queue_spans_max} rows"
             )
 
-    def release(self, size_bytes: int, rows: int) -> None:
+    def release(self, tenant: str, size_bytes: int, rows: int) -> None:
         with self._lock:
-            self._bytes -= size_bytes
-            self._rows -= rows
-            assert self._bytes >= 0
-            assert self._rows >= 0
+            self._hold(tenant, -size_bytes, -rows)
             self._measure()
+
+    def _hold(self, tenant: str, size_bytes: int, rows: int) -> None:
+        held_bytes, held_rows = self._held.pop(tenant, (0, 0))
+        held = held_bytes + size_bytes, held_rows + rows
+        assert min(held) >= 0
+        if any(held):
+            self._held[tenant] = held
+        self._bytes += size_bytes
+        self._rows += rows
 
     def _measure(self) -> None:
         self.meters.queue_bytes.set(self._bytes)

@@ -23,6 +23,7 @@ class Limits:
     request_spans_max: int = 50_000
     request_samples_max: int = 100_000
     histogram_buckets_max: int = 200
+    value_abs_max: float = 1e30  # of a sample: sums of such values are still numbers
     ahead_s_max: int = 600  # how far a sender's clock may be ahead of ours
     span_attributes_max: int = 128
     series_labels_max: int = 30

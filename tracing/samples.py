@@ -43,6 +43,7 @@ WORDS = {
     "invalid_metric_name": "a metric needs a name, of at most {limits.name_chars_max} bytes",
     "too_many_samples": "a request may hold {limits.request_samples_max} samples",
     "invalid_time": "its time is before 1970 or more than {limits.ahead_s_max} s ahead",
+    "value_too_large": "it is infinite, or further from 0 than {limits.value_abs_max:g}",
     "no_value": "it holds neither as_double nor as_int",
     "too_many_labels": "it has more than {limits.series_labels_max} labels, or a longer one than "
     "{limits.name_chars_max} characters, its value {limits.value_chars_max}",
@@ -236,10 +237,13 @@ class SampleDecoder:
         kind = point.WhichOneof("value")
         if kind is None:
             return "no_value"
+        value = float(getattr(point, kind))
+        if abs(value) > self._limits.value_abs_max:
+            return "value_too_large"
         place = self._place(origin, name, tuple(point.attributes), None)
         if place is None:
             return "too_many_labels"
-        rows.add(place, point.time // 1_000_000, [float(getattr(point, kind))])
+        rows.add(place, point.time // 1_000_000, [value])
         return None
 
     def _histogram(
@@ -257,7 +261,9 @@ class SampleDecoder:
         place = self._place(origin, name, tuple(point.attributes), bounds)
         if place is None:
             return "too_many_labels"
-        total = point.sum if point.HasField("sum") else math.nan
+        # One infinite observation spoils the sum for good, but not the buckets.
+        summed = point.HasField("sum") and abs(point.sum) <= self._limits.value_abs_max
+        total = point.sum if summed else math.nan
         values = [*map(float, accumulate(counts)), total, float(point.count)]
         rows.add(place, point.time // 1_000_000, values)
         return None

@@ -129,10 +129,11 @@ def labelled(text: str, labels: Labels, column: str) -> tuple[str, dict[str, Par
 
 
 def _measured(measure: str) -> tuple[str, dict[str, Parameter]]:
-    """Seconds of a span by `measure`, NULL where it has none."""
+    """Seconds of a span by `measure`, NULL where it has none: NaN and infinity are none."""
     if measure == "duration":
         return "toNullable(duration_ns / 1e9)", {}
-    return "toFloat64OrNull(attributes[{measure:String}])", {"measure": measure}
+    seconds = "toFloat64OrNull(attributes[{measure:String}])"
+    return f"if(isFinite({seconds}), {seconds}, NULL)", {"measure": measure}
 
 
 def _label(label: str, i: int) -> tuple[str, dict[str, Parameter]]:

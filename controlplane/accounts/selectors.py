@@ -7,12 +7,16 @@ import re
 import time
 from collections.abc import Collection
 from datetime import timedelta
+from uuid import UUID
 
 from asgiref.sync import sync_to_async
+from django.contrib.auth import HASH_SESSION_KEY, SESSION_KEY, get_user_model
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser
+from django.contrib.sessions.models import Session
 from django.db import close_old_connections
 from django.db.models import Q, QuerySet
 from django.utils import timezone
+from django.utils.crypto import constant_time_compare
 
 from controlplane.accounts.models import Membership, Tenant, Token
 from controlplane.accounts.services import token_digest
@@ -84,6 +88,30 @@ def membership_of(user: AbstractBaseUser | AnonymousUser | None) -> Membership |
         return None
     members = Membership.objects.select_related("tenant").filter(user=user.pk, deactivated_at=None)
     return members.order_by("id").first()
+
+
+def tenants_of_sessions(session_keys: Collection[str]) -> dict[str, UUID]:
+    """Session key → the tenant it opens, by the rules of a request: left out are sessions that are
+    over, whose person changed the password elsewhere or may not sign in, and strangers'.
+
+    Three queries.
+    """
+    live = Session.objects.filter(session_key__in=session_keys, expire_date__gt=timezone.now())
+    opened = {row.session_key: row.get_decoded() for row in live}
+    persons = get_user_model().objects.filter(
+        pk__in={said[SESSION_KEY] for said in opened.values() if SESSION_KEY in said},
+        is_active=True,
+    )
+    users = {str(user.pk): user for user in persons}
+    members = Membership.objects.filter(user__in=persons, deactivated_at=None)
+    first = dict(members.order_by("-id").values_list("user_id", "tenant_id"))
+    return {
+        key: first[user.pk]
+        for key, said in opened.items()
+        if (user := users.get(said.get(SESSION_KEY, "")))
+        and user.pk in first
+        and constant_time_compare(said.get(HASH_SESSION_KEY, ""), user.get_session_auth_hash())
+    }
 
 
 def tokens_of(tenant: Tenant) -> QuerySet[Token]:

@@ -72,6 +72,9 @@ class ActionShape(Shape):
     created_at = serializers.DateTimeField()
     applied_at = serializers.DateTimeField(allow_null=True)
     ended_at = serializers.DateTimeField(allow_null=True)
+    cleared_at = serializers.DateTimeField(
+        allow_null=True, help_text="when a person had looked at an undo that failed"
+    )
     transitions = StepShape(many=True)
 
     def get_priority(self, action: Action) -> str:
@@ -217,6 +220,19 @@ class RollbackAction(_Verb):
         return self.order(request, action_id)
 
 
+class ClearAction(_Verb):
+    verb = "clear"
+
+    @documented(body=Reason, answer=ActionShape)
+    def post(self, request: Request, action_id: UUID) -> Response:
+        """Say that you looked at a change that could not be undone
+
+        Until somebody does, the autopilot leaves its engine alone. 409 when there is nothing to
+        look at.
+        """
+        return self.order(request, action_id)
+
+
 def read(kind: type[Shape], request: Request) -> dict[str, Any]:
     """The body's fields. Raises ValidationError, which becomes an answer in the error shape."""
     given = kind(data=body_of(request))
@@ -244,5 +260,6 @@ urlpatterns = [
     path(
         "actions/<uuid:action_id>/rollback/", RollbackAction.as_view(), name="api-action-rollback"
     ),
+    path("actions/<uuid:action_id>/clear/", ClearAction.as_view(), name="api-action-clear"),
     path("", include("controlplane.actions.policy_api")),
 ]

@@ -13,7 +13,7 @@ from typing import Any
 from django.utils.translation import gettext_noop as _
 
 from controlplane.actions.models import IN_FLIGHT, UNDER_WAY, Action, Priority, State
-from controlplane.actions.reconcile import CannotUndo, withdraw
+from controlplane.actions.undo import CannotUndo, withdraw
 from controlplane.actions.words import Words
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engine_state, engines_of
@@ -78,11 +78,12 @@ def values_after(engine: Engine) -> dict[str, Any]:
 def trials_full(engine: Engine, now: datetime, *, but: Action | None = None) -> str:
     """Why no further engine of the service may be in trial; only engines that serve are peers.
 
-    A proposal that only stands, for a person to take, is no trial, nor is `but`.
+    A proposal that only stands, for a person to take, is no trial, nor is what a person keeps
+    without one, nor `but`.
     """
     peers = [e for e in engines_of(engine.tenant, engine.service) if engine_state(e, now) == "ok"]
     rows = Action.objects.filter(
-        tenant=engine.tenant_id, engine__service=engine.service, state__in=IN_FLIGHT
+        tenant=engine.tenant_id, engine__service=engine.service, state__in=IN_FLIGHT, trial=True
     ).exclude(state=State.PROPOSED, deadline__lt=now)
     trials = (rows.exclude(pk=but.pk) if but else rows).count()
     if trials < max(1, int(TRIAL_SHARE_MAX * len(peers))):

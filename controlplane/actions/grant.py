@@ -11,7 +11,7 @@ from django.utils.translation import gettext_noop as _
 
 from controlplane.actions.knob import Knob, knobs
 from controlplane.actions.models import Action, Priority, State
-from controlplane.actions.policy import FAILED_STATES, Rules
+from controlplane.actions.policy import FAILED_STATES, Rules, unproven
 from controlplane.actions.words import Words, shown
 from controlplane.diagnosis.models import Diagnosis
 from controlplane.fleet.models import Engine
@@ -22,10 +22,11 @@ SWAPPABLE = ("hot", "barrier")
 
 @dataclass(frozen=True)
 class Granted:
-    """A knob, the value to set and what is expected of it."""
+    """A knob, the value to set, which of the named causes wished for it, and what is expected."""
 
     knob: Knob
     value: int | str
+    cause: str
     why: str
     predicted: dict[str, Any]
 
@@ -50,7 +51,9 @@ def choose(
         elif waits := _cooling(knob, granted, engine, recent, rules, now):
             reasons.append(waits)
         else:
-            return Granted(knob, granted, wish["why"], predict(diagnosis, wish, engine, granted))
+            cause = wish.get("cause", diagnosis.cause)
+            predicted = predict(diagnosis, wish, engine, granted)
+            return Granted(knob, granted, cause, wish["why"], predicted)
     return "; ".join(reasons)
 
 
@@ -196,7 +199,8 @@ def _cooling(
         ago = now - action.ended_at
         same_way = _same_way(change, current, value)
         wait = rules.cool_down(action)
-        if same_way and action.state in FAILED_STATES and ago < wait:
+        too_short = unproven(action) and _farther(change, value)
+        if same_way and action.state in FAILED_STATES and ago < wait and not too_short:
             return f"{knob.slug} was just tried this way and not kept; waiting {_minutes(wait)}"
         if same_way and _turned_down(action) and ago < wait:
             return f"{knob.slug} was turned down by a person; waiting {_minutes(wait)}"
@@ -219,6 +223,13 @@ def _same_way(change: Mapping[str, Any], current: Any, value: Any) -> bool:
     if all(isinstance(n, int | float) for n in numbers):
         return bool((change["to"] > change["from"]) == (value > current))
     return bool(change["to"] == value)
+
+
+def _farther(change: Mapping[str, Any], value: Any) -> bool:
+    """Whether `value` goes the same way beyond what the change tried."""
+    if not all(isinstance(n, int | float) for n in (change["from"], change["to"], value)):
+        return False
+    return bool(value > change["to"] if change["to"] > change["from"] else value < change["to"])
 
 
 def _minutes(wait: timedelta) -> str:

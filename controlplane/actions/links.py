@@ -1,4 +1,4 @@
-"""Links in chat messages that approve, reject or roll back: signed, for one use, for one hour.
+"""Links in chat messages for what may be done to an action: signed, for one use, for one hour.
 
 Whoever has the link may use it without signing in: it is for the phone at night. So it can do one
 thing to one action, ends soon, and works once; opening it only asks, as mail scanners and chat
@@ -25,6 +25,7 @@ from controlplane.accounts import audit
 from controlplane.actions.models import Action, LinkUse, Mode, State
 from controlplane.actions.orders import (
     action_approve,
+    action_clear,
     action_reject,
     action_rollback,
     verbs_open,
@@ -40,6 +41,7 @@ VERBS: dict[str, Callable[..., Action]] = {
     "approve": action_approve,
     "reject": action_reject,
     "rollback": action_rollback,
+    "clear": action_clear,
 }
 _signer = signing.Signer(salt="controlplane.actions.links")
 

@@ -74,7 +74,8 @@ class Action(models.Model):
     was expected of it: {"sentence", "wanted", "covered", "bad_share_max", "facts"}.
 
     `trial` false: kept without being judged, at a person's word. `supersedes` had the engine and is
-    undone first; `undoes` was kept and is taken back by this one.
+    undone first; `undoes` was kept and is taken back by this one. `cleared_at` is when a person had
+    looked at an undo that failed.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -107,6 +108,8 @@ class Action(models.Model):
     created_at = models.DateTimeField()
     applied_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
+    cleared_at = models.DateTimeField(null=True, blank=True)
+    cleared_by = models.CharField(max_length=200, blank=True)
     updated_at = models.DateTimeField(auto_now=True)
 
     class Meta:
@@ -128,6 +131,11 @@ class Action(models.Model):
     def __str__(self) -> str:
         steps = ", ".join(f"{k} {c['from']} → {c['to']}" for k, c in self.changes.items())
         return f"{steps} on {self.engine}"
+
+    @property
+    def holds(self) -> bool:
+        """Whether its undo failed, and the autopilot waits for a person to look at the engine."""
+        return self.state == State.ROLLBACK_FAILED and self.cleared_at is None
 
     @property
     def rank(self) -> int:

@@ -1,4 +1,4 @@
-"""What persons order: approve, reject, roll back, and changes of their own.
+"""What persons order: approve, reject, roll back, clear, and changes of their own.
 
 A person's word goes the same way as the autopilot's: through the ledger, the agent's journal and
 its revert timer. It outranks every other (conflict.py), but not a freeze, the engine's bounds or a
@@ -17,20 +17,20 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext_noop as _
 
+from controlplane.accounts import audit
 from controlplane.actions.conflict import Conflict, make_way, trials_full, values_after
 from controlplane.actions.grant import value_refusal
 from controlplane.actions.knob import knobs
-from controlplane.actions.ledger import begin, begin_lost, transition
+from controlplane.actions.ledger import begin, begin_lost, note, transition
 from controlplane.actions.models import UNDER_WAY, Action, Priority, State
 from controlplane.actions.policy import node_stop, rules_of
 from controlplane.actions.reconcile import (
     DISPATCH_WITHIN,
     TTL_TIMES_MAX,
-    CannotUndo,
     out_of_bounds,
     overtaken_by,
-    withdraw,
 )
+from controlplane.actions.undo import CannotUndo, withdraw
 from controlplane.actions.words import Words
 from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Engine
@@ -61,12 +61,15 @@ VERBS_OPEN: dict[str, tuple[str, ...]] = {
     State.APPLIED: ("rollback",),
     State.VERIFYING: ("rollback",),
     State.VERIFIED: ("rollback",),
+    State.ROLLBACK_FAILED: ("clear",),
 }
 
 
 def verbs_open(action: Action) -> tuple[str, ...]:
     """What a person may do with the action now; it may still be refused for a reason of then."""
     verbs = VERBS_OPEN.get(action.state, ())
+    if action.state == State.ROLLBACK_FAILED and not action.holds:
+        return ()
     if action.priority == Priority.PERSON:  # it waits for an undo, not for a word
         return tuple(verb for verb in verbs if verb != "approve")
     return verbs
@@ -118,6 +121,26 @@ def action_rollback(*, action: Action, actor: str, now: datetime, reason: str = 
     if action.state == State.VERIFIED:
         return _take_back(action, actor, why, now)
     _withdraw(action, why, actor, now)
+    return action
+
+
+def action_clear(*, action: Action, actor: str, now: datetime, reason: str = "") -> Action:
+    """A person has looked at what could not be undone: the autopilot may go on there.
+
+    Again: changes nothing. Raises OrderError when there is nothing to look at.
+    """
+    if action.state != State.ROLLBACK_FAILED:
+        told = _("%(action)s holds nobody up: it is %(state)s")
+        raise OrderError("conflict", _about(action, told))
+    if not action.holds:
+        return action
+    with transaction.atomic():
+        if not note(action, cleared_at=now, cleared_by=actor):
+            raise OrderError("conflict", _about(action, MOVED_ON))
+        audit.record(
+            tenant=action.tenant, actor=actor, verb="cleared", noun="action",
+            subject=str(action.pk), detail={"what": str(action), "reason": reason}, at=now,
+        )  # fmt: skip
     return action
 
 

@@ -19,7 +19,7 @@ from controlplane.actions.grant import COOL_DOWN_S_MAX
 from controlplane.actions.knob import STEPS_MAX, Knob, knobs
 from controlplane.actions.models import IN_FLIGHT, Action, Policy, Priority, State
 from controlplane.actions.policy import DAYS, MODES, freeze_words
-from controlplane.actions.reconcile import CannotUndo, withdraw
+from controlplane.actions.undo import CannotUndo, withdraw
 from controlplane.actions.words import Words, shown
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_noop as _
 
 from controlplane.accounts.models import Tenant
 from controlplane.actions.knob import STEPS_MAX, Knob
-from controlplane.actions.models import Action, Mode, Policy, State
+from controlplane.actions.models import Action, Mode, Policy, Priority, State
 from controlplane.actions.words import Words
 from controlplane.fleet.models import Engine
 
@@ -88,10 +88,14 @@ class Rules:
         A change that did harm, failed, or was stopped by a person is a worse sign than one whose
         effect could not be seen in time.
         """
-        unproven = ended.state == State.ROLLED_BACK and ended.verdict != "worse"
-        if unproven and ended.outcome.get("withdrawn") != "person":
-            return timedelta(seconds=self.cool_down_unproven_s)
-        return timedelta(seconds=self.cool_down_harmful_s)
+        seconds = self.cool_down_unproven_s if unproven(ended) else self.cool_down_harmful_s
+        return timedelta(seconds=seconds)
+
+
+def unproven(ended: Action) -> bool:
+    """Undone for want of proof: it did no harm, and no person stopped it."""
+    stopped = ended.outcome.get("withdrawn") == "person"
+    return ended.state == State.ROLLED_BACK and ended.verdict != "worse" and not stopped
 
 
 def rules_of(engine: Engine) -> Rules:
@@ -167,6 +171,20 @@ def node_stop(engine: Engine) -> str:
     return Words(told, node=engine.node.name)
 
 
+def undo_failed(engine: Engine) -> str:
+    """Why the autopilot leaves the engine alone: an undo failed there, so that it may run what
+    nobody proved; "" once a person has looked."""
+    return undo_failed_each([engine]).get(engine.pk, "")
+
+
+def undo_failed_each(engines: Sequence[Engine]) -> dict[UUID, Words]:
+    """By the id of those engines it is so of; one query for all."""
+    rows = Action.objects.filter(engine__in=engines, state=State.ROLLBACK_FAILED, cleared_at=None)
+    told = _("%(action)s could not be undone: the autopilot waits until a person has looked")
+    failed = rows.select_related("engine").order_by("ended_at")
+    return {action.engine_id: Words(told, action=str(action)) for action in failed}
+
+
 def waits_for_person(action: Action, rules: Rules, now: datetime) -> str:
     """Why the autopilot may not start this action by itself; "" when it may."""
     if rules.mode != Mode.AUTO:
@@ -176,18 +194,20 @@ def waits_for_person(action: Action, rules: Rules, now: datetime) -> str:
         return f"{quiet}: a person decides"
     if not rules.barrier and (held := _barrier_knobs(action)):
         return f"{', '.join(held)} holds up the engine while it is swapped: a person decides"
-    failures = sum(
-        1
-        for outcome in Action.objects.filter(
-            engine=action.engine_id,
-            state__in=FAILED_STATES,
-            ended_at__gte=now - FAILURES_WITHIN,
-        ).values_list("outcome", flat=True)
-        if outcome.get("withdrawn") not in NO_FAULT
-    )
+    failures = _failures(action.engine_id, now)
     if failures >= rules.failures_per_hour_max:
         return f"{failures} actions on this engine failed or were undone within an hour"
     return ""
+
+
+def _failures(engine_id: UUID, now: datetime) -> int:
+    """How many changes came to nothing within the hour. The end of shedding is no such change: it
+    is tried for as long as the load stays, each time after twice the wait."""
+    failed = Action.objects.filter(
+        engine=engine_id, state__in=FAILED_STATES, ended_at__gte=now - FAILURES_WITHIN
+    ).exclude(undoes__isnull=False, priority=Priority.TUNING)
+    outcomes = failed.values_list("outcome", flat=True)
+    return sum(outcome.get("withdrawn") not in NO_FAULT for outcome in outcomes)
 
 
 def _barrier_knobs(action: Action) -> list[str]:

@@ -36,7 +36,14 @@ from controlplane.actions.policies import (
     policy_set,
     unfreeze,
 )
-from controlplane.actions.policy import COLUMNS, freeze_words, freezes_of, node_stop, rules_of
+from controlplane.actions.policy import (
+    COLUMNS,
+    freeze_words,
+    freezes_of,
+    node_stop,
+    rules_of,
+    undo_failed,
+)
 from controlplane.fleet.models import Engine
 
 SCOPE = ("service", "engine")
@@ -85,6 +92,7 @@ class RulesShape(PolicyColumns):
     frozen = serializers.CharField(help_text="why nothing is changed; empty if not")
     quiet = serializers.CharField(help_text="until when a person decides; empty if not")
     kill_switch = serializers.CharField(help_text="why the node changes nothing; empty if not")
+    undo_failed = serializers.CharField(help_text="why a person has to look first; empty if not")
 
 
 class FreezeBody(Shape):
@@ -166,6 +174,7 @@ class PolicyOfEngine(APIView):
             "frozen": rules.frozen(now),
             "quiet": rules.quiet(now),
             "kill_switch": node_stop(engine),
+            "undo_failed": undo_failed(engine),
         }
         return Response(RulesShape(columns | held).data)
 

@@ -21,7 +21,7 @@ from controlplane.actions.conflict import Conflict, make_way, trials_full
 from controlplane.actions.knob import knobs
 from controlplane.actions.ledger import begin
 from controlplane.actions.models import Action, Mode, Priority, State
-from controlplane.actions.policy import FAILED_STATES, NO_FAULT, node_stop, rules_of
+from controlplane.actions.policy import FAILED_STATES, NO_FAULT, node_stop, rules_of, undo_failed
 from controlplane.actions.reconcile import DISPATCH_WITHIN
 from controlplane.actions.selectors import action_in_flight
 from controlplane.diagnosis.models import Incident
@@ -80,6 +80,8 @@ def _moved_by_hand(engine: Engine, slug: str, shed: Action) -> bool:
 def _is_due(shed: Action, now: datetime) -> bool:
     engine, rules = shed.engine, rules_of(shed.engine)
     if rules.mode == Mode.OBSERVE or rules.frozen(now) or node_stop(engine):
+        return False
+    if undo_failed(engine):
         return False
     if engine_state(engine, now) != "ok" or action_in_flight(engine) or trials_full(engine, now):
         return False

@@ -43,6 +43,12 @@ def actions_recent(tenant: Tenant, limit: int = 50) -> list[Action]:
     return list(actions_all(tenant)[: min(limit, RECENT_MAX)])
 
 
+def undos_failed(tenant: Tenant) -> list[Action]:
+    """Those nobody has looked at yet, oldest first."""
+    rows = actions_all(tenant).filter(state=State.ROLLBACK_FAILED, cleared_at=None)
+    return list(rows.order_by("ended_at", "id"))
+
+
 def acting(incident: Incident) -> bool:
     """Whether an action of the incident has not come to its end yet."""
     return Action.objects.filter(incident=incident, ended_at=None).exists()
@@ -63,7 +69,11 @@ def sentence(action: Action) -> str:
     )
     told = _(OUTCOME_WORDS[action.state]) % {"steps": steps, "engine": action.engine.name}
     outcome = str(action.outcome.get("sentence", ""))
-    return f"{told}: {outcome}" if outcome else told
+    told = f"{told}: {outcome}" if outcome else told
+    if not action.holds:
+        return told
+    waits = _("the autopilot leaves %s alone until a person has looked") % action.engine.name
+    return f"{told}; {waits}"
 
 
 # State → its sentence, marked here and translated when told.

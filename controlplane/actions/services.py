@@ -1,6 +1,6 @@
 """Proposes actions and drives them from facts: what agents answered and what readings say.
 
-Start here, then reconcile.py (one step per state) and orders.py (what persons do). All are
+Start here, then reconcile.py (one step per state), undo.py and orders.py (what persons do). All are
 idempotent: whatever statement a kill fell between, the next pass finds it out from the rows.
 """
 
@@ -22,7 +22,13 @@ from controlplane.actions.grant import Granted, choose
 from controlplane.actions.knob import knobs
 from controlplane.actions.ledger import begin
 from controlplane.actions.models import UNDER_WAY, Action, Mode, Priority
-from controlplane.actions.policy import Rules, node_stop, rules_of, waits_for_person
+from controlplane.actions.policy import (
+    Rules,
+    node_stop,
+    rules_of,
+    undo_failed,
+    waits_for_person,
+)
 from controlplane.actions.reconcile import DISPATCH_WITHIN, TTL_TIMES_MAX, reconcile
 from controlplane.actions.release import release_due
 from controlplane.actions.selectors import action_in_flight, actions_in_flight
@@ -136,7 +142,7 @@ def _refusal(
 def _forbidden(engine: Engine, rules: Rules, now: datetime) -> str:
     if rules.mode == Mode.OBSERVE:
         return f"{rules.origin['mode']} says observe: nothing is proposed"
-    return rules.frozen(now) or node_stop(engine)
+    return rules.frozen(now) or node_stop(engine) or undo_failed(engine)
 
 
 def _reading_is_fresh(incident: Incident, now: datetime) -> bool:
@@ -165,7 +171,7 @@ def _action(
         tenant_id=incident.tenant_id,
         engine=engine,
         incident=incident,
-        cause=diagnosis.cause,
+        cause=granted.cause,
         why=granted.why,
         changes=changes,
         predicted=granted.predicted,

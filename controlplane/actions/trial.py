@@ -21,13 +21,12 @@ from tracing.types import Grid, Reader, Signal
 # The newest windows before the change: more of them would compare with the way into the incident.
 BEFORE_WINDOWS_MAX = 4
 AFTER_WINDOWS_MAX = 20
-# A queue is going down while it is this much shorter than it ever was since the change: bursts make
-# it come and go, and a comparison with the window before would see it fall again and again.
+# A queue is going down while it is this much shorter than it ever was since the change: it comes
+# and goes, and a comparison with the window before would see it fall again and again.
 FALLING = 0.9
 # It was growing if it grew this much over the windows before the change, and never fell.
 GROWN = 2.0
-# Requests, a mean over a window: shorter queues come and go.
-QUEUE_MIN = 5.0
+QUEUE_MIN = 5.0  # requests: shorter queues come and go
 # The last look is a pass and this much before the agent's own revert, so that it hears of it first.
 ANSWER_S = 4.0
 WAITING = "vllm:num_requests_waiting"
@@ -163,6 +162,9 @@ def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
     """From when on requests are the new setting's own: one control window after the change (NORMS),
     and not while they come behind the queue it found, late or turned away under any setting.
 
+    How long the queue is counts at its shortest in each window: who queues first is served first,
+    so once it was empty nobody of before waits, however many come at once thereafter.
+
     That queue is gone when it went down and has come to rest, or to nobody. One that was growing
     before the change and rests no lower than it was has not gone at all: it would have grown on
     without the change, so whatever comes of it proves nothing, neither for the change nor against.
@@ -175,10 +177,11 @@ def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
     if windows < 2:
         return Queue(changed_at + window)
     past = Grid(changed_at - BEFORE_WINDOWS_MAX * window, changed_at, window_s)
-    found = _waiting(action, reader, past)
+    found = _waiting(action, reader, past, over="min")
     since = Grid(changed_at, changed_at + windows * window, window_s)
     gone_at, last, lowest, resting = changed_at + window, math.inf, math.inf, 0
-    for end, waiting in zip(since.ends(), _waiting(action, reader, since), strict=False):
+    shortest = _waiting(action, reader, since, over="min")
+    for end, waiting in zip(since.ends(), shortest, strict=False):
         if waiting < FALLING * lowest:
             gone_at, lowest, resting = end, waiting, 0
         else:
@@ -210,10 +213,10 @@ def _grew(waiting: Sequence[float]) -> bool:
     )
 
 
-def _waiting(action: Action, reader: Reader, grid: Grid) -> list[float]:
-    """Requests waiting in the engine, a mean per window; NaN where not measured."""
+def _waiting(action: Action, reader: Reader, grid: Grid, *, over: str) -> list[float]:
+    """Requests waiting in the engine, one number a window; NaN where not measured."""
     where = {"service": action.engine.service, "instance": action.engine.name}
-    series = reader.gauge(WAITING, grid, where=where, over="avg")
+    series = reader.gauge(WAITING, grid, where=where, over=over)
     return [float(v) for v in series[0].values] if series else []
 
 
@@ -221,7 +224,7 @@ def _nobody_waits(action: Action, reader: Reader, now: datetime) -> bool:
     """Whether the queue is seen to be empty, or nearly, in the last two windows."""
     window_s = settings.TRIMTAB_CONTROL_WINDOW_S
     grid = Grid(now - verify.WINDOWS_MIN * timedelta(seconds=window_s), now, window_s)
-    waiting = _waiting(action, reader, grid)
+    waiting = _waiting(action, reader, grid, over="avg")
     # NaN, not measured, compares as false
     return bool(waiting) and all(mean <= QUEUE_MIN for mean in waiting)
 

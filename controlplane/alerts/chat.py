@@ -37,7 +37,10 @@ TONE = {
     "resolved": NotifyType.SUCCESS,
     "test": NotifyType.INFO,
 }
-MARK = {"opened": "▲ ", "reminded": "▲ ", "asked": "◆ ", "resolved": "● ", "test": ""}
+MARK = {
+    "opened": "▲ ", "undone": "▲ ", "reminded": "▲ ", "asked": "◆ ", "resolved": "● ",
+    "stopped": "■ ", "test": "",
+}  # fmt: skip
 
 Parts = Mapping[str, Any]
 Sign = Callable[[str, bytes, str], tuple[str, bytes]]
@@ -166,7 +169,12 @@ def links_of(message: Message) -> list[tuple[str, str]]:
 
     Our name stands in every message: bots of Feishu and DingTalk may ask for a keyword.
     """
-    words = {"approve": _("Approve"), "reject": _("Reject"), "rollback": _("Undo")}
+    words = {
+        "approve": _("Approve"),
+        "reject": _("Reject"),
+        "rollback": _("Undo"),
+        "clear": _("I have looked"),
+    }
     links = [(words.get(verb, verb), url) for verb, url in message["actions"].items()]
     links += [("Trimtab", message["incident_url"]), (_("Trace"), message["trace_url"])]
     return [(word, str(url)) for word, url in links if url]

@@ -16,6 +16,7 @@ from django.utils.translation import ngettext
 from controlplane.alerts.models import Channel, Delivery, Severity
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import Story
+from controlplane.fleet.models import Engine
 from slo.burn import PAIRS
 
 MEMBERS_TOLD_MAX = 5
@@ -80,6 +81,33 @@ def compose(
     }
 
 
+def compose_stop(
+    *,
+    engine: Engine,
+    incident: Incident | None,
+    doing: str,
+    links: Mapping[str, str],
+    now: datetime,
+) -> dict[str, Any]:
+    """What people are paged with where the autopilot has stopped until one of them looks."""
+    page = f"incidents/{incident.pk}/" if incident else "actions/?state=rollback_failed"
+    return {
+        "event": f"autopilot.{Event.STOPPED.value}",
+        "severity": Severity.PAGE.value,
+        "title": _("The autopilot has stopped on %s: a change could not be undone") % engine.name,
+        "text": sentences(doing),
+        "what": "",
+        "incident": str(incident.pk) if incident else "",
+        "incident_url": _url(page),
+        "trace_url": "",
+        "service": engine.service,
+        "engine": engine.name,
+        "action": doing,
+        "actions": dict(links),
+        "at": now.astimezone(UTC).isoformat(),
+    }
+
+
 def compose_test(channel: Channel, *, by: str, now: datetime) -> dict[str, Any]:
     """What a channel is sent to see whether it works."""
     # True wherever it is read: by the receiver, or in the log of what did not arrive.
@@ -135,6 +163,8 @@ def _title(event: Event, incident: Incident, what: str, lasted: timedelta) -> st
         return _("Over after %(lasted)s: %(what)s") % facts
     if event == Event.REMINDED:
         return _("Still burning after %(lasted)s: %(title)s") % facts
+    if event == Event.UNDONE:
+        return _("Change undone, still burning after %(lasted)s: %(title)s") % facts
     if event == Event.ASKED:
         return _("Approval wanted: %(title)s") % facts
     return _("Burning again: %(title)s") % facts if incident.reopened else what

@@ -76,16 +76,19 @@ class Delivery(models.Model):
 
     What is due is worked out from the rows at every pass, so a kill forgets nothing; the receiver
     may see a message twice after a kill and can tell by `id` (sent as a header).
-    `incident` is the first of its group, none for a test. `number` counts the channel's messages of
-    one event about it, so that two passes at once write one row.
+    `incident` is the first of its group, none for a test and for a stop of the autopilot, which is
+    `about` an action (plain: actions stand beside alerts). `number` counts the channel's messages
+    of one event about it, so that two passes at once write one row.
     `permanent` says whether the last error was for good; None where there was none.
     """
 
     class Event(models.TextChoices):
         OPENED = "opened", _("opened")
         ASKED = "asked", _("asked")
+        UNDONE = "undone", _("undone")
         REMINDED = "reminded", _("reminded")
         RESOLVED = "resolved", _("resolved")
+        STOPPED = "stopped", _("autopilot stopped")
         TEST = "test", _("test")
 
     class State(models.TextChoices):
@@ -100,6 +103,7 @@ class Delivery(models.Model):
     incident = models.ForeignKey(
         Incident, on_delete=models.CASCADE, null=True, blank=True, related_name="deliveries"
     )
+    about = models.UUIDField(null=True, blank=True)
     event = models.CharField(max_length=10, choices=Event.choices, default=Event.OPENED)
     number = models.PositiveIntegerField(default=0)
     message = models.JSONField()
@@ -120,7 +124,10 @@ class Delivery(models.Model):
             models.UniqueConstraint(
                 fields=["channel", "incident", "event", "number"],
                 name="one_message_per_event",
-            )
+            ),
+            models.UniqueConstraint(
+                fields=["channel", "about", "number"], name="one_message_per_stop"
+            ),
         ]
         indexes = [
             models.Index(fields=["state", "next_try_at"], name="delivery_due"),

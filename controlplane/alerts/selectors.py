@@ -42,6 +42,12 @@ def silence_of(group: Group, now: datetime) -> Silence | None:
     return fitting[0] if fitting and all(fitting) else None
 
 
+def silence_of_engine(engine: Engine, now: datetime) -> Silence | None:
+    """The silence of the whole engine or of its service."""
+    whole = silences_active(engine.tenant_id, now).filter(objective="")
+    return whole.filter(service__in=("", engine.service), engine__in=("", engine.name)).first()
+
+
 def scopes_known(tenant: Tenant) -> dict[str, set[str]]:
     """What a silence may be about; an engine that is gone as long as an incident names it."""
     objectives = Objective.objects.filter(tenant=tenant)

@@ -54,14 +54,16 @@ def incident_tell(
     doing: str = "",
     engine: str = "",
     links: Mapping[str, str] | None = None,
+    undone_at: datetime | None = None,
 ) -> list[Delivery]:
     """Puts what is due into the outbox, once per channel; returns the new rows.
 
     `doing` says what is done about it, at the end what was done and what came of it; `links` are
-    for what a person may do now, verb → address.
+    for what a person may do now, verb → address; `undone_at` is when a change was taken back.
 
     Due are: *opened* first, and again after a reopening; *asked* when an action waits for a yes
-    (`links` has "approve") that was not asked for yet; *reminded* every `remind_minutes` of a
+    (`links` has "approve") that was not asked for yet; *undone* when nothing was said since a
+    change was taken back; *reminded* every `remind_minutes` of a
     channel while it burns; *resolved* when it is over, where it was told before. An incident that
     does not speak for its group says nothing. Under a silence all but *resolved* is written as
     silenced, and what still burns is told when the silence ends.
@@ -79,7 +81,7 @@ def incident_tell(
     made: list[Delivery] = []
     for channel in channels:
         thread = Thread.of(channel, group)
-        event = thread.due(ask=ask, silenced=silence is not None, now=now)
+        event = thread.due(ask=ask, undone_at=undone_at, silenced=silence is not None, now=now)
         if event is None:
             continue
         silenced = silence is not None and event != Event.RESOLVED
@@ -123,7 +125,9 @@ class Thread:
             rows = rows.filter(created_at__gte=over.created_at).exclude(event=Event.RESOLVED)
         return cls(channel, group, list(rows.defer("message").order_by("created_at", "number")))
 
-    def due(self, *, ask: str, silenced: bool, now: datetime) -> Event | None:
+    def due(
+        self, *, ask: str, undone_at: datetime | None, silenced: bool, now: datetime
+    ) -> Event | None:
         told = any(row.state != State.SILENCED for row in self.rows)
         if self.group.over:
             return Event.RESOLVED if told and not self._may_flap(now) else None
@@ -131,6 +135,8 @@ class Thread:
             return Event.OPENED
         if ask and not self._asked(ask):
             return Event.ASKED if told else Event.OPENED
+        if undone_at is not None and self.rows[-1].created_at < undone_at:
+            return Event.UNDONE if told else Event.OPENED
         if not self._again(silenced, now):
             return None
         return Event.REMINDED if told else Event.OPENED

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import Any
@@ -28,6 +28,9 @@ from engine.replay import Capacity, calibrate
 READY_S_MAX = 60.0
 FAULTS_TOKEN = "TRIMTAB_FAULTS_TOKEN"  # noqa: S105
 PROCESSES = ("control-plane", "engine", "agent")
+# From where in the range a process begins keeps houses of several processes apart.
+PORT_MIN, PORT_COUNT = 20_000, 12_000
+PORTS = (PORT_MIN + (os.getpid() * 997 + i) % PORT_COUNT for i in count())
 
 
 class NotReady(Exception):
@@ -35,9 +38,23 @@ class NotReady(Exception):
 
 
 def free_port() -> int:
+    """A port nobody listens on, another at each call.
+
+    Below those the kernel lends to clients (from 32768 on Linux): one of these that is free now
+    may be the near end of somebody's connection by the time a server is started on it.
+    """
+    return next(port for port in PORTS if not in_use(port))
+
+
+def in_use(port: int) -> bool:
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+        # As servers do: what closed connections left behind is in nobody's way.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -57,15 +74,7 @@ class Ports:
 
     def taken(self) -> list[str]:
         """Names of the ports something else listens on."""
-        names = []
-        for name, port in vars(self).items():
-            with socket.socket() as sock:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    sock.bind(("127.0.0.1", port))
-                except OSError:
-                    names.append(f"{name} {port}")
-        return names
+        return [f"{name} {port}" for name, port in vars(self).items() if in_use(port)]
 
 
 @dataclass

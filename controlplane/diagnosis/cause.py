@@ -38,6 +38,7 @@ from controlplane.diagnosis.finding import INFEASIBLE, Finding, Wish
 from controlplane.diagnosis.relief import engines_more, shed_wishes
 from controlplane.diagnosis.scene import (
     METRIC_OF,
+    STEPS_PER_WINDOW,
     WORD_OF,
     Change,
     Histogram,
@@ -73,6 +74,7 @@ __all__ = [
     "QUEUE_TIME",
     "RUNNING",
     "SCORE_MIN",
+    "STEPS_PER_WINDOW",
     "STEP_TIME",
     "UNKNOWN",
     "WAITING",

@@ -70,8 +70,8 @@ class Diagnosis(models.Model):
     `cause` is a slug of diagnosis/causes or "unknown". `rivals` lists the other causes examined,
     best first: [{"cause", "score", "because"}]; `also`, in the same form, a second fault that the
     first does not explain, of which `because` tells as well. `remedy` is the ordered wish list of
-    both: [{"cause", "knob", "to", "why", "limit", "exact"}]; `cured` once a change made for it was
-    kept. `verdict` is empty, or "infeasible":
+    both: [{"cause", "knob", "to", "why", "limit", "exact"}]; `cured` once a change made for one of
+    them was kept. `verdict` is empty, or "infeasible":
     no knob cures it, and what is wished for only limits the harm. `facts` holds the numbers of the
     sentence.
     """
@@ -96,6 +96,11 @@ class Diagnosis(models.Model):
 
     def __str__(self) -> str:
         return f"{self.cause} ({self.score:.2f})"
+
+    @property
+    def causes(self) -> set[str]:
+        """Every one it names."""
+        return {self.cause, *(also["cause"] for also in self.also)}
 
 
 class Evidence(models.Model):

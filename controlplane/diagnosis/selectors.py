@@ -117,6 +117,8 @@ def explanation_of(incident: Incident) -> Diagnosis | None:
     newest = diagnosis_of(incident)
     if newest is None or newest.cause != contract.UNKNOWN:
         return newest
+    if incident.state == Incident.State.OPEN and not incident.good_windows:
+        return newest  # what was cured is not what goes on
     lately = (d for d in incident.diagnoses.all() if d.made_at >= incident.run_since)
     return next((d for d in lately if d.cured), newest)
 

@@ -177,7 +177,8 @@ def diagnosis_confirm(*, incident: Incident, cause: str, acted_at: datetime) -> 
 
     It stays the one told when what is left after the change cannot be explained.
     """
-    acted_on = incident.diagnoses.filter(cause=cause, made_at__lte=acted_at).first()
+    known = incident.diagnoses.filter(made_at__lte=acted_at)
+    acted_on = next((diagnosis for diagnosis in known if cause in diagnosis.causes), None)
     if acted_on is not None and not acted_on.cured:
         acted_on.cured = True
         acted_on.save(update_fields=["cured"])
@@ -208,9 +209,7 @@ def _brief(finding: Finding) -> dict[str, Any]:
 
 def _causes_named(incident: Incident) -> set[str]:
     newest = incident.diagnoses.first()
-    if newest is None:
-        return set()
-    return {newest.cause, *(also["cause"] for also in newest.also)}
+    return newest.causes if newest else set()
 
 
 def _evidence(diagnosis: Diagnosis, ranking: Ranking) -> list[Evidence]:

@@ -20,7 +20,7 @@ from controlplane.alerts import services as alerts
 from controlplane.alerts.channel import channels
 from controlplane.alerts.models import Channel, Severity
 
-SIGN_INS_PER_MIN = 10
+TRIES_PER_MIN = 10  # at a password
 # Words for what the services know by number.
 LASTING: dict[str, tuple[timedelta, Promise]] = {
     "1h": (timedelta(hours=1), _("1 hour")),
@@ -223,7 +223,7 @@ class MemberForm(PageForm):
 
 
 class SignInForm(AuthenticationForm):
-    """Django's, with SIGN_INS_PER_MIN tries at each name from each address, until one is right."""
+    """Django's, with TRIES_PER_MIN tries at each name from each address, until one is right."""
 
     error_messages = {
         **AuthenticationForm.error_messages,
@@ -235,7 +235,7 @@ class SignInForm(AuthenticationForm):
         assert self.request is not None
         address = self.request.META.get("REMOTE_ADDR", "")
         caller = f"{address} {self.cleaned_data.get('username', '')}"
-        if self._tries.take(caller, SIGN_INS_PER_MIN) is not None:
+        if self._tries.take(caller, TRIES_PER_MIN) is not None:
             raise ValidationError(_("Too many tries at this name: wait a few seconds."))
         given = super().clean()
         if self.get_user() is not None:
@@ -244,11 +244,22 @@ class SignInForm(AuthenticationForm):
 
 
 class OwnPasswordForm(PasswordChangeForm):
-    """Django's, without the focus it takes and the colons it adds."""
+    """Django's, without the focus it takes and the colons it adds; with TRIES_PER_MIN tries at the
+    old one, for somebody else may sit at a page that was left open."""
+
+    _tries = Buckets()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, label_suffix="", **options)
         self.fields["old_password"].widget.attrs.pop("autofocus", None)
+
+    def clean_old_password(self) -> str:
+        caller = str(self.user.pk)
+        if self._tries.take(caller, TRIES_PER_MIN) is not None:
+            raise ValidationError(_("Too many tries: wait a few seconds."))
+        given: str = super().clean_old_password()
+        self._tries.refill(caller)
+        return given
 
 
 class ChosenPasswordForm(SetPasswordForm):  # type: ignore[type-arg]

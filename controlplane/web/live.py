@@ -26,6 +26,7 @@ from django.db.models import Count, Max, OuterRef, Subquery, Sum
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.utils import timezone
 
+from controlplane.accounts.selectors import tenants_of_sessions
 from controlplane.actions.models import Action
 from controlplane.alerts.models import Delivery
 from controlplane.diagnosis.models import Diagnosis, Incident
@@ -39,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 HEARTBEAT_S = 15.0
-# A page connects again after this long, and is asked anew who it is: it may have signed out.
-STREAM_S_MAX = 900.0
+ASK_S = 3.0  # how often it is asked whether who listens is still signed in, and a member
+STREAM_S_MAX = 900.0  # then a page connects again, as it does after any end
 RETRY_MS = 2_000
 PAGES_MAX = 1_000  # streams of one process
 QUEUE_MAX = 256  # messages a page may lag behind before it is told to connect again
@@ -108,21 +109,23 @@ class Hub:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.closed = False
-        self._pages: dict[UUID, set[asyncio.Queue[str | None]]] = defaultdict(set)
+        # tenant → what each of its pages is to be told → the session it was opened in
+        self._pages: dict[UUID, dict[asyncio.Queue[str | None], str]] = defaultdict(dict)
         self._stamps: dict[UUID, Stamps] = {}
         self._reading = asyncio.Lock()
         self._poller: asyncio.Task[None] | None = None
+        self._ask_at = 0.0
 
     @property
     def pages(self) -> int:
         return sum(len(queues) for queues in self._pages.values())
 
-    async def stream(self, tenant: UUID) -> AsyncIterator[str]:
-        """Messages for one page until it leaves, lags too far behind, 15 minutes have passed, or
-        the hub closes."""
+    async def stream(self, tenant: UUID, session_key: str) -> AsyncIterator[str]:
+        """Messages for one page until it leaves, lags too far behind, 15 minutes have passed, its
+        session opens the tenant no more, or the hub closes."""
         queue: asyncio.Queue[str | None] = asyncio.Queue(QUEUE_MAX)
         ends = self.loop.time() + STREAM_S_MAX
-        self._pages[tenant].add(queue)
+        self._pages[tenant][queue] = session_key
         try:
             yield f"retry: {RETRY_MS}\n\n"
             if tenant not in self._stamps:
@@ -139,7 +142,7 @@ class Hub:
                     return
                 yield text
         finally:
-            self._pages[tenant].discard(queue)
+            self._pages[tenant].pop(queue, None)
             if not self._pages[tenant]:
                 del self._pages[tenant]
                 self._stamps.pop(tenant, None)
@@ -153,10 +156,7 @@ class Hub:
     def _tell(self, tenant: UUID, text: str | None) -> None:
         for queue in self._pages.get(tenant, ()):
             if queue.full() or text is STREAM_ENDS:
-                # Nothing half-told: the page connects again and fetches every part.
-                while not queue.empty():
-                    queue.get_nowait()
-                queue.put_nowait(STREAM_ENDS)
+                _end(queue)
             else:
                 queue.put_nowait(text)
 
@@ -164,11 +164,26 @@ class Hub:
         while self._pages and not self.closed:
             await asyncio.sleep(POLL_S)
             try:
+                if self.loop.time() >= self._ask_at:
+                    self._ask_at = self.loop.time() + ASK_S
+                    await self._ask()
                 await self._look(set(self._pages))
             except DatabaseError as error:
                 logger.warning("Live pages wait: the database did not answer: %s", error)
             except Exception:
                 logger.exception("Live pages wait: what changed could not be read")
+
+    async def _ask(self) -> None:
+        """Ends the streams of whoever signed out, was deactivated or taken out of the tenant."""
+        asked = {
+            queue: (tenant, key)
+            for tenant, pages in self._pages.items()
+            for queue, key in pages.items()
+        }
+        known = await asyncio.to_thread(_tenants_read, {key for _tenant, key in asked.values()})
+        for queue, (tenant, key) in asked.items():
+            if known.get(key) != tenant:
+                _end(queue)
 
     async def _look(self, tenants: set[UUID]) -> None:
         async with self._reading:
@@ -185,6 +200,21 @@ class Hub:
                     self._tell(tenant, message("changed", part))
             for point in points.get(tenant, ()):
                 self._tell(tenant, message("point", json.dumps(point)))
+
+
+def _end(queue: asyncio.Queue[str | None]) -> None:
+    """Nothing half-told: the page connects again, if it may, and fetches every part."""
+    while not queue.empty():
+        queue.get_nowait()
+    queue.put_nowait(STREAM_ENDS)
+
+
+def _tenants_read(session_keys: Collection[str]) -> dict[str, UUID]:
+    """Runs in a thread, as `_changes_read` does."""
+    try:
+        return tenants_of_sessions(session_keys)
+    finally:
+        connections.close_all()
 
 
 def _changes_read(
@@ -265,7 +295,8 @@ async def events(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
     if current.pages >= PAGES_MAX:
         return HttpResponse(status=503, headers={"Retry-After": "30"})
     response = StreamingHttpResponse(
-        current.stream(tenant.id), content_type="text/event-stream; charset=utf-8"
+        current.stream(tenant.id, request.session.session_key or ""),
+        content_type="text/event-stream; charset=utf-8",
     )
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Accel-Buffering"] = "no"

@@ -138,10 +138,13 @@ def stopped_words(engine: Engine, rules: Rules, now: datetime) -> str:
     return ""
 
 
-def held_words(engine: Engine, rules: Rules, now: datetime) -> str:
-    """Why nothing is changed by itself on the engine now; "" when it may be."""
+def held_words(engine: Engine, rules: Rules, now: datetime, *, failed: str) -> str:
+    """Why nothing is changed by itself on the engine now; "" when it may be. `failed`: what could
+    not be undone there."""
     if stopped := stopped_words(engine, rules, now):
         return stopped
+    if failed:
+        return translated(failed)
     if quiet := rules.quiet(now):
         return _("quiet hours until %s") % quiet.removeprefix("quiet hours until ")
     return ""

@@ -73,7 +73,8 @@ def test_each_opening_is_told_once_and_so_is_what_came_of_it() -> None:
     incident = {"id": "i1", "what": "late", "state": "open", "openings": 2, "told": told}
     heard = [{"event": f"incident.{event}", "incident_url": "/incidents/i1/"} for event, _ in told]
     report = {"incidents": [incident]}
-    assert check.untold(report, heard) == []
+    stop = {"event": "autopilot.stopped", "incident_url": "/incidents/i1/"}
+    assert check.untold(report, heard) == check.untold(report, [*heard, stop]) == []
     assert check.untold(report, heard[:2])
     assert check.untold(report, [*heard, heard[0]])
     assert check.untold({"incidents": [incident | {"openings": 1}]}, heard)

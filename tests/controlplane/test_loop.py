@@ -191,6 +191,36 @@ def test_a_remedy_that_does_not_help_is_undone_and_not_repeated(tmp_path: Path) 
     assert Incident.objects.get().state == Incident.State.OPEN
     assert "just tried this way" in _diagnoses()[-1].facts["no_action"]
 
+    opened, undone = Delivery.objects.order_by("created_at")
+    assert "max_num_seqs from 8 to 32" in opened.message["action"]
+    assert undone.event == Delivery.Event.UNDONE
+    assert undone.message["title"].startswith("Change undone, still burning after ")
+    assert sentence(actions[0]) in undone.message["text"]
+
+
+def test_where_an_undo_fails_people_are_paged_and_the_autopilot_waits(tmp_path: Path) -> None:
+    house = House(tmp_path, Plant(rate=15.0, **CROWDED))
+    house.objective("ttft", TTFT, 500, 0.95)
+    house.run(QUIET_S)
+    house.plant.rate = 33.0
+    while not Action.objects.filter(state=State.VERIFYING).exists():
+        house.run(5)
+    house.plant.apply({"max_wait_ms": 2}, by="person")
+    house.run(180)
+    action = Action.objects.get()
+    assert action.state == State.ROLLBACK_FAILED, house.outcome()
+    page = Delivery.objects.get(event=Delivery.Event.STOPPED).message
+    assert page["severity"] == "page"
+    assert page["title"] == "The autopilot has stopped on engine-0: a change could not be undone"
+    assert page["text"] == f"{sentence(action)}."
+    assert "waits until a person has looked" in _diagnoses()[-1].facts["no_action"]
+
+    token = page["actions"]["clear"].rstrip("/").rpartition("/")[2]
+    link_use(token, actor="Ada", now=house.plant.now, signed_in=False, seen={})
+    house.run(60)
+    assert "until a person has looked" not in sentence(Action.objects.get(pk=action.pk))
+    assert Delivery.objects.filter(event=Delivery.Event.STOPPED).count() == 1
+
 
 def test_who_is_turned_away_by_a_queue_that_grew_before_is_not_held_against_the_change(
     tmp_path: Path,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from controlplane.demo.house import free_port
 from tests.catalogues import compile_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,9 +93,3 @@ def serve(
             time.sleep(0.2)
     process.kill()
     raise AssertionError(f"the server did not answer within {START_S:g} s")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

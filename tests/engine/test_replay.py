@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
+from controlplane.demo.house import free_port
 from engine.load import Request, arrivals
 from engine.replay import Record, Replayer, Status, calibrate, summarise
 
@@ -22,12 +22,6 @@ def test_a_summary_counts_every_request_once_and_duplicates_apart() -> None:
     assert (summary.counts["ok"], summary.counts["lost"], summary.duplicated) == (2, 1, 1)
     assert summary.ttft_p50_s == pytest.approx(0.15)
     assert summary.tpot_p50_s == pytest.approx(0.1)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_requests_to_nobody_are_interrupted_and_not_lost() -> None:

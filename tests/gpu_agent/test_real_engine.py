@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from controlplane.demo.house import free_port
 from gpu_agent.engine_adapter import Conflict, Refused, Unreachable
 from gpu_agent.engines.reference import ReferenceEngine
 from gpu_agent.protocol import CommandKind, CommandState
@@ -30,9 +30,7 @@ class EngineProcess:
     """The engine on one port, over a state folder that outlives it."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.folder = folder
         self.adapter = ReferenceEngine(url=self.url)

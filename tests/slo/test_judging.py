@@ -66,6 +66,23 @@ def test_a_window_is_judged_once_its_data_had_time_to_arrive(
     assert judge(tenant, reader, end) == []
 
 
+def test_what_cannot_be_a_count_spoils_no_sum(
+    tenant: Tenant, objective: Objective, reader: MemoryReader
+) -> None:
+    engine = Engine(reader)
+    judge(tenant, reader, engine.serve(90, 10, windows=4))
+    engine.counts[1] += 1e300
+    bad = engine.serve(0, 0)
+    newest = last(judge(tenant, reader, bad))
+    assert (newest.window_end, newest.total, newest.bad) == (bad, 0, False)
+    assert newest.signal != Signal.OK
+    engine.counts = [0.0] * 5  # it starts anew
+    end = engine.serve(90, 10, windows=4)
+    judge(tenant, reader, end)
+    assert counts_between(objective, "", bad, end) == Counts(360, 400)
+    assert counts_between(objective, "", START, end) == Counts(720, 800)
+
+
 def test_a_window_is_judged_at_once_when_each_engine_was_heard_of_after_its_end(
     tenant: Tenant, objective: Objective, reader: MemoryReader
 ) -> None:

@@ -126,7 +126,7 @@ def send_spans(door: Door, tenant: str, *requests: ExportTraceServiceRequest) ->
     """All at the same time, as concurrent senders do."""
 
     async def one(body: bytes) -> Accepted:
-        with door.room() as room:
+        with door.room(tenant) as room:
             room.take(size_bytes=len(body))
             return await door.traces(tenant, lambda: body, room)
 
@@ -143,7 +143,7 @@ def send_metrics(door: Door, tenant: str, *metrics: Metrics) -> list[Accepted]:
         answers = []
         for one in metrics:
             body = one.request.SerializeToString()
-            with door.room() as room:
+            with door.room(tenant) as room:
                 room.take(size_bytes=len(body))
                 answers.append(await door.metrics(tenant, lambda body=body: body, room))  # type: ignore[misc]
         return answers

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.demo.house import free_port
 from tests.tracing.otlp import span, trace_request
 from tracing.store.store import Store
 
@@ -39,9 +40,7 @@ store.close()
 
 @contextmanager
 def server(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests.tracing.server", str(port), str(directory)]
     process = subprocess.Popen(command, cwd=ROOT)
     try:

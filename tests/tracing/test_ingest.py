@@ -141,7 +141,7 @@ def test_invalid_utf8_costs_a_replacement_character_only(
     raw = raw.replace(b"QQ", b"\xff\xfe").replace(b"ZZ", b"a\xff")
 
     async def send() -> None:
-        with door.room() as room:
+        with door.room(tenant) as room:
             await door.traces(tenant, lambda: raw, room)
 
     asyncio.run(send())
@@ -247,7 +247,7 @@ def test_a_full_queue_refuses_and_then_recovers(
 
     async def one(first: int) -> None:
         body = trace_request([span(first + i) for i in range(3)]).SerializeToString()
-        with door.room() as room:
+        with door.room(tenant) as room:
             room.take(size_bytes=len(body))
             await door.traces(tenant, lambda: body, room)
 
@@ -255,7 +255,7 @@ def test_a_full_queue_refuses_and_then_recovers(
         accepted = asyncio.create_task(one(1))
         while value(door, "trimtab_ingest_queue_spans") < 3:
             await asyncio.sleep(0.01)
-        with pytest.raises(QueueFull, match=r"allowed: [0-9]+ bytes, 5 rows"):
+        with pytest.raises(QueueFull, match=r"3 rows of yours are .* free of [0-9]+ bytes, 5 rows"):
             await one(11)
         assert not accepted.done()
         slow.go.set()
@@ -267,6 +267,29 @@ def test_a_full_queue_refuses_and_then_recovers(
     assert value(door, "trimtab_ingest_queue_spans") == 0
     assert value(door, "trimtab_ingest_queue_bytes") == 0
     assert value(door, "trimtab_ingest_rejected_total", reason="queue_full") == 1
+    door.close()
+
+
+@pytest.mark.parametrize("kind", ["size_bytes", "rows"])
+def test_one_tenant_never_fills_the_queue_for_the_others(store: Store, kind: str) -> None:
+    limits = Limits(queue_bytes_max=1_000, queue_spans_max=1_000)
+    door = Door(store, limits, registry=CollectorRegistry())
+
+    def fill(tenant: str) -> int:
+        """How much it may take, ten at a time, until it is refused."""
+        room = door.room(tenant)
+        for taken in range(0, 1_000, 10):
+            try:
+                room.take(**{kind: 10})
+            except QueueFull:
+                return taken
+        return 1_000
+
+    assert [fill(name) for name in ("first", "second", "third", "fourth")] == [750, 180, 50, 10]
+    with door.room("fifth") as room:
+        door.release("first", **{kind: 750, "rows" if kind == "size_bytes" else "size_bytes": 0})
+        room.take(**{kind: 10})
+    assert fill("first") > 300, "and what is given back is shared out anew"
     door.close()
 
 
@@ -314,6 +337,9 @@ def test_tenants_never_see_each_other(door: Door, store: Store, tenant: str) -> 
         (Metrics().counter("c", datetime.now(UTC), 1, DELTA), "delta_temporality"),
         (Metrics().gauge("g", datetime.fromtimestamp(0, UTC), 1), "invalid_time"),
         (Metrics().gauge("g", datetime.now(UTC) + timedelta(days=1), 1), "invalid_time"),
+        (Metrics().gauge("g", datetime.now(UTC), math.inf), "value_too_large"),
+        (Metrics().counter("c", datetime.now(UTC), -math.inf), "value_too_large"),
+        (Metrics().gauge("g", datetime.now(UTC), 1.1e30), "value_too_large"),
         (Metrics().gauge("", datetime.now(UTC), 1), "invalid_metric_name"),
         (
             Metrics().gauge("g", datetime.now(UTC), 1, **{f"l{i}": "v" for i in range(40)}),
@@ -348,6 +374,19 @@ def test_summaries_and_exponential_histograms_are_said_to_be_unsupported(
     }
 
 
+@pytest.mark.parametrize("total", [math.inf, -math.inf, math.nan, 1e308])
+def test_one_infinite_observation_costs_a_histogram_its_sum_only(
+    door: Door, tenant: str, reader: StoreReader, total: float
+) -> None:
+    now = datetime.now(UTC)
+    for count in (1, 3):
+        at = now - timedelta(seconds=20 - 5 * count)
+        send_metrics(door, tenant, Metrics().histogram("h", at, [0.5], [count, count], total))
+    (found,) = reader.histogram("h", Grid(now - timedelta(seconds=60), now, 60))
+    assert found.counts == [[2.0, 2.0]]
+    assert math.isnan(found.sums[0])
+
+
 def test_points_without_a_value_are_skipped_not_rejected(
     door: Door, tenant: str, reader: StoreReader
 ) -> None:
@@ -360,7 +399,7 @@ def test_points_without_a_value_are_skipped_not_rejected(
 
 def test_undecodable_bytes_raise_and_leave_the_queue_empty(door: Door, tenant: str) -> None:
     async def send() -> None:
-        with door.room() as room:
+        with door.room(tenant) as room:
             room.take(size_bytes=2)
             await door.metrics(tenant, lambda: b"\x0a\xff", room)
 

@@ -71,6 +71,16 @@ def test_a_span_without_the_attribute_is_no_event(
     assert (without_nan(found.good), without_nan(found.total)) == ([1, None, None], [3, None, None])
 
 
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, "inf", "nan", "-1e999"])
+def test_a_time_that_is_no_number_is_no_event(
+    door: Door, tenant: str, reader: StoreReader, value: Any
+) -> None:
+    spans = [ended(i, 1, attributes={TTFT: v}) for i, v in enumerate((0.25, value), start=1)]
+    send_spans(door, tenant, trace_request(spans))
+    (found,) = share(reader, TTFT)
+    assert (found.good[0], found.total[0]) == (1, 1)
+
+
 def test_status_counts_everything_but_errors_as_good(
     door: Door, tenant: str, reader: StoreReader
 ) -> None:

@@ -205,7 +205,7 @@ async def _read(context: Any) -> bytes:
 
 async def _store(door: Door, method: str, tenant: str, message: bytes) -> Accepted:
     export = door.traces if method == TRACES else door.metrics
-    with door.room() as room:
+    with door.room(tenant) as room:
         room.take(size_bytes=len(message))
         return await export(tenant, lambda: message, room)
 

@@ -102,7 +102,7 @@ async def _export(
         words = f"Content-Encoding {encoding!r} is not supported; {supported} are"
         raise Refused(Code.INVALID_ARGUMENT, words)
     door = open_door()
-    with door.room() as room:
+    with door.room(tenant) as room:
         try:
             async with asyncio.timeout(replies.READ_S_MAX):
                 raw = await _body(headers, receive, room, door.limits.body_bytes_max)

@@ -18,6 +18,7 @@ from controlplane.diagnosis.cause import (
     PREEMPTIONS,
     QUEUE_TIME,
     RUNNING,
+    STEPS_PER_WINDOW,
     WAITING,
     WORD_OF,
     Fact,
@@ -44,7 +45,7 @@ QUEUE_SHARE_MIN = 0.5  # most of the latency is waiting
 KV_USED_MAX = 0.9  # above it more running requests would be preempted, not served
 KV_USED_AFTER_MAX = 0.95  # what the remedy may fill, were KV to grow with the running requests
 
-SPARE = 0.25  # of the arrivals' rate, above which a remedy is assumed to serve
+SPARE = 0.25  # a remedy holds, and is assumed to serve, this much more than was seen to come
 
 
 class RunningCapTooSmall:
@@ -221,16 +222,18 @@ def _speed_fact(scene: Scene) -> Fact:
 
 
 def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...], str]:
-    """A cap that covers who runs and waits, as far as the KV cache could hold them.
+    """A cap that covers who runs and waits, and SPARE more, as far as the KV cache could hold them.
 
+    Asked for is what it takes while there is a queue, as it is then that requests come late; and
+    more than that, for a handful of looks does not see the largest crowd.
     Never above the largest graph captured: a batch that outgrows it runs eagerly, more slowly, and
     so does not shrink again by itself.
     """
-    demand = percentile(
-        [r + w for r, w in zip(scene.steps(RUNNING), scene.steps(WAITING), strict=False)], 0.9
-    )
-    if cap is None or demand is None:
+    looks = zip(scene.steps(RUNNING), scene.steps(WAITING), strict=False)
+    crowd = percentile([r + w for r, w in looks if w > 0], 0.9)
+    if cap is None or crowd is None:
         return (), "the running cap or the demand for it is not measured"
+    demand = (1 + SPARE) * crowd
     held = math.inf
     if kv.value:
         held = cap * KV_USED_AFTER_MAX / kv.value
@@ -239,7 +242,7 @@ def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...
     if want <= cap:
         what = "graphs are captured for" if graph < held else "the KV cache would hold"
         return (), f"{what} no more than {min(held, graph):.0f} running requests"
-    why = f"{demand:.0f} requests run or wait nine tenths of the time"
+    why = f"up to {crowd:.0f} requests run or wait while there is a queue"
     if held < demand:
         why += f"; the KV cache holds {held:.0f}"
     if graph < demand:
@@ -251,13 +254,14 @@ def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...
 def _drain_s(scene: Scene) -> float | None:
     """Seconds until those who wait now are served, should the remedy leave SPARE to spare.
 
-    What a remedy inherits: until then its effect cannot be seen.
+    What a remedy inherits: until then its effect cannot be seen. Now is the last window: a single
+    look may fall between two crowds.
     """
-    waiting = [w for w in scene.steps(WAITING) if not math.isnan(w)]
+    waiting = percentile(scene.steps(WAITING)[-STEPS_PER_WINDOW:], 1)
     load = arrivals(scene).value
-    if not waiting or not load:
+    if waiting is None or not load:
         return None
-    return waiting[-1] / (SPARE * load)
+    return waiting / (SPARE * load)
 
 
 def _because(scene: Scene, cap: float | None, running: Track, waiting: Track) -> str:

@@ -37,6 +37,10 @@ ASKED: dict[str, tuple[str, str]] = {
     "approve": (gettext_noop("Approve"), gettext_noop("Make this change?")),
     "reject": (gettext_noop("Reject"), gettext_noop("Turn this change down?")),
     "rollback": (gettext_noop("Roll back"), gettext_noop("Take this change back?")),
+    "clear": (
+        gettext_noop("I have looked"),
+        gettext_noop("May the autopilot change this engine again?"),
+    ),
 }
 STATUS_OF = {"invalid": 400, "forbidden": 403, "conflict": 409}
 GONE: dict[str, tuple[int, str]] = {

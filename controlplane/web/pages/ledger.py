@@ -14,11 +14,11 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from controlplane.accounts.models import Tenant
+from controlplane.actions.facts import AUTOPILOT
 from controlplane.actions.knob import knobs
 from controlplane.actions.models import IN_FLIGHT, Action, State
 from controlplane.actions.orders import OrderError, action_ask, verbs_open
 from controlplane.actions.policy import rules_of
-from controlplane.actions.reconcile import AUTOPILOT
 from controlplane.actions.selectors import actions_all
 from controlplane.actions.words import translated
 from controlplane.diagnosis.selectors import cause_label

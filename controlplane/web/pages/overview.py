@@ -12,7 +12,10 @@ from django.http import HttpResponse
 from django.utils import timezone
 
 from controlplane.accounts.models import Tenant, Token
+from controlplane.actions.models import Action
+from controlplane.actions.orders import verbs_open
 from controlplane.actions.policy import freezes_of
+from controlplane.actions.selectors import sentence, undos_failed
 from controlplane.fleet.models import Engine
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, Question, questions
@@ -44,6 +47,12 @@ class Overview:
         return [freeze_said(policy, self.now) for policy in freezes_of(self.tenant, self.now)]
 
     @cached_property
+    def stops(self) -> list[tuple[Action, str, tuple[str, ...]]]:
+        """Changes that could not be undone and nobody has looked at: in words, and what to do."""
+        failed = undos_failed(self.tenant)
+        return [(action, sentence(action), verbs_open(action)) for action in failed]
+
+    @cached_property
     def rows(self) -> list[ObjectiveRow]:
         return objective_rows(self.tenant, self.now, self.lines)
 
@@ -70,14 +79,15 @@ class Overview:
 
     @property
     def all_met(self) -> bool:
-        return all(row.standing.state in (State.MET, State.NO_DATA) for row in self.rows)
+        met = all(row.standing.state in (State.MET, State.NO_DATA) for row in self.rows)
+        return met and not self.stops
 
     @property
     def state(self) -> str:
-        """For the favicon: acting, else bad while an incident is open, else the worst objective."""
+        """For the favicon: acting, else bad while a person is wanted, else the worst objective."""
         if self.acting_count:
             return "act"
-        return "bad" if self.open_count else page_state(self.rows)
+        return "bad" if self.open_count or self.stops else page_state(self.rows)
 
     @cached_property
     def shown(self) -> Objective | None:

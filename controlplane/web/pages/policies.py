@@ -13,7 +13,7 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.actions.models import Policy
 from controlplane.actions.policies import PolicyError, freeze, unfreeze
-from controlplane.actions.policy import Rules, freezes_of, rules_of_each
+from controlplane.actions.policy import Rules, freezes_of, rules_of_each, undo_failed_each
 from controlplane.actions.words import translated
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engines_of
@@ -66,9 +66,11 @@ def _shown(request: TenantRequest, form: FreezeForm, status: int = 200) -> HttpR
     engines = engines_of(request.tenant)
     freezes = freezes_of(request.tenant, now)
     shown = engines[:ENGINES_MAX]
-    rules = rules_of_each(shown)
+    rules, failed = rules_of_each(shown), undo_failed_each(shown)
     context = {
-        "rows": [_row(engine, rules[engine.pk], now) for engine in shown],
+        "rows": [
+            _row(engine, rules[engine.pk], now, failed.get(engine.pk, "")) for engine in shown
+        ],
         "more": max(0, len(engines) - ENGINES_MAX),
         "freezes": [(policy, freeze_said(policy, now)) for policy in freezes],
         "written": _written(request.tenant, engines, now),
@@ -113,12 +115,12 @@ def unfreeze_order(request: TenantRequest, policy_id: UUID) -> HttpResponse:
     return redirect("policies")
 
 
-def _row(engine: Engine, rules: Rules, now: datetime) -> Row:
+def _row(engine: Engine, rules: Rules, now: datetime, failed: str) -> Row:
     return Row(
         engine=engine,
         rules=rules,
         origin=origin_words(rules, "mode", engine),
-        held=held_words(engine, rules, now),
+        held=held_words(engine, rules, now, failed=failed),
     )
 
 

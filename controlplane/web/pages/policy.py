@@ -11,7 +11,7 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.actions.models import Policy
 from controlplane.actions.policies import PolicyError, policy_delete, policy_set
-from controlplane.actions.policy import rules_of
+from controlplane.actions.policy import rules_of, undo_failed
 from controlplane.actions.words import translated
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engines_of
@@ -95,7 +95,7 @@ def policy_shown(
         context |= {
             "engine": engine,
             "in_force": terms_in_force(rules, engine),
-            "held": held_words(engine, rules, now),
+            "held": held_words(engine, rules, now, failed=undo_failed(engine)),
         }
     return send(request, "policy.html", context, status=status)
 

@@ -188,7 +188,7 @@ def _action(state: State) -> ActionSample:
         changes=changes,
         state=state,
         verdict=VERDICTS.get(state, ""),
-        why="39 requests run or wait at the 90th percentile",
+        why="up to 39 requests run or wait while there is a queue",
         created_at=ago(minutes=3),
         ended_at=ago(seconds=20) if over else None,
     )

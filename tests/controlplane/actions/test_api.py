@@ -108,6 +108,18 @@ def test_a_proposal_is_decided_upon(
     )
 
 
+def test_who_has_looked_lets_the_autopilot_go_on(world: World, call: Call) -> None:
+    action = call("post", "actions/", ORDER).json()["id"]
+    assert call("post", f"actions/{action}/clear/", {}).json()["error"]["code"] == "conflict"
+    Action.objects.update(state=State.ROLLBACK_FAILED, ended_at=timezone.now())
+    policy = "engines/engine-0/policy/"
+    assert "could not be undone" in call("get", policy).json()["undo_failed"]
+    answer = call("post", f"actions/{action}/clear/", {"reason": "it runs 16, which is fine"})
+    assert answer.status_code == 200, answer.content
+    assert answer.json()["cleared_at"]
+    assert call("get", policy).json()["undo_failed"] == ""
+
+
 def propose_now(world: World) -> tuple[Action, str]:
     Engine.objects.update(last_seen_at=world.now)
     Node.objects.update(last_seen_at=world.now)
@@ -124,6 +136,7 @@ def test_acting_takes_the_scope_to_act(world: World, call: Call) -> None:
     for method, path, body in (
         ("post", "actions/", ORDER),
         ("post", f"actions/{action}/rollback/", {}),
+        ("post", f"actions/{action}/clear/", {}),
         ("post", "freezes/", {"reason": "r"}),
         ("delete", f"freezes/{action}/", None),
     ):
@@ -155,6 +168,7 @@ def test_another_tenants_action_policy_and_engine_do_not_exist(
     for method, path in (
         ("get", f"actions/{action}/"),
         ("post", f"actions/{action}/rollback/"),
+        ("post", f"actions/{action}/clear/"),
         ("get", f"policies/{policy}/"),
         ("delete", f"policies/{policy}/"),
         ("delete", f"freezes/{policy}/"),

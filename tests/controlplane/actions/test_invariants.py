@@ -24,7 +24,8 @@ from controlplane.actions.models import NEXT, UNDER_WAY, Action, Priority, State
 from controlplane.actions.orders import OrderError, action_approve, action_ask
 from controlplane.actions.policies import policy_set
 from controlplane.actions.policy import rules_of, waits_for_person
-from controlplane.actions.reconcile import CannotUndo, reconcile, withdraw
+from controlplane.actions.reconcile import reconcile
+from controlplane.actions.undo import CannotUndo, withdraw
 from controlplane.fleet.models import Engine
 from controlplane.fleet.services import command_create
 from slo.models import Reading

@@ -60,6 +60,7 @@ def test_a_person_is_asked_where_the_policy_says_so(world: World, action: Action
         (State.APPROVED, {"reject"}),
         (State.VERIFYING, {"rollback"}),
         (State.VERIFIED, {"rollback"}),
+        (State.ROLLBACK_FAILED, {"clear"}),
         (State.ROLLING_BACK, set()),
         (State.EXPIRED, set()),
     ],

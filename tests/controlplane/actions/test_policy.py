@@ -12,7 +12,7 @@ from controlplane.accounts.models import AuditEntry, Tenant
 from controlplane.actions import policies
 from controlplane.actions.grant import Refused, grant
 from controlplane.actions.knob import Knob, knobs
-from controlplane.actions.models import Action, Mode, Policy, State, Verdict
+from controlplane.actions.models import Action, Mode, Policy, Priority, State, Verdict
 from controlplane.actions.policies import PolicyError, freeze, policy_delete, policy_set, unfreeze
 from controlplane.actions.policy import Rules, rules_of, waits_for_person
 from tests.controlplane.actions.test_interleavings import World
@@ -192,6 +192,25 @@ def test_what_could_not_be_proved_may_be_tried_sooner_than_what_did_harm(
     assert again or "just tried this way and not kept; waiting" in said
 
 
+@pytest.mark.parametrize(
+    ("tried", "verdict", "again"),
+    [
+        (16, Verdict.INCONCLUSIVE, True),
+        (32, Verdict.INCONCLUSIVE, False),
+        (16, Verdict.WORSE, False),
+    ],
+)
+def test_a_step_too_short_to_prove_anything_may_be_followed_by_a_longer_one(
+    tried: int, verdict: str, again: bool, world: World
+) -> None:
+    action = undone(world, verdict, ago_s=5)
+    action.changes = {"max_num_seqs": {"from": 8, "to": tried}}
+    action.save()
+    longer, said = propose(world)
+    assert (longer is not None) == again, said
+    assert longer is None or longer.changes["max_num_seqs"]["to"] == 32
+
+
 def test_the_cool_downs_are_the_policys(world: World) -> None:
     put(world, cool_down_unproven_s=30, cool_down_harmful_s=3600)
     undone(world, Verdict.INCONCLUSIVE, 40)
@@ -209,6 +228,23 @@ def test_what_a_freeze_or_a_person_ended_is_no_failure_of_the_change(world: Worl
     assert waits_for_person(action, rules_of(world.engine), world.now) == ""
     put(world, failures_per_hour_max=1)
     undone(world, Verdict.INCONCLUSIVE, 1000)
+    assert "1 actions on this engine failed" in waits_for_person(
+        action, rules_of(world.engine), world.now
+    )
+
+
+def test_the_end_of_shedding_tried_in_vain_is_no_failure(world: World) -> None:
+    """It is tried for as long as the load stays; what a person takes back is another thing."""
+    put(world, failures_per_hour_max=1)
+    shed = ended(world, State.VERIFIED, ago_s=900)
+    release = undone(world, Verdict.WORSE, 700)
+    release.undoes, release.priority = shed, Priority.TUNING
+    release.save()
+    action, _ = propose(world)
+    assert action is not None
+    assert waits_for_person(action, rules_of(world.engine), world.now) == ""
+    release.priority = Priority.PERSON
+    release.save()
     assert "1 actions on this engine failed" in waits_for_person(
         action, rules_of(world.engine), world.now
     )

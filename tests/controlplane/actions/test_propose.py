@@ -36,7 +36,7 @@ def propose(world: World, diagnosis: Diagnosis | None = None) -> tuple[Action | 
 
 
 def ended(world: World, state: str, *, up: bool = True, ago_s: float = 60) -> Action:
-    low, high = 8, 16
+    low, high = 8, 32
     return Action.objects.create(
         tenant=world.tenant,
         engine=world.engine,
@@ -47,6 +47,7 @@ def ended(world: World, state: str, *, up: bool = True, ago_s: float = 60) -> Ac
         state=state,
         created_at=world.now,
         ended_at=world.now - timedelta(seconds=ago_s),
+        cleared_at=world.now,
     )
 
 
@@ -208,6 +209,19 @@ def test_a_proposal_from_before_the_autopilot_was_switched_on_is_made_anew(
 def test_a_proposal_that_only_stands_is_no_trial(world: World, standing: Action) -> None:
     other = twin(world, "engine-1")
     assert not trials_full(other, world.now)
+
+
+def test_what_a_person_keeps_at_once_is_no_trial(world: World) -> None:
+    kept, tried = (
+        Action.objects.create(
+            tenant=world.tenant, engine=twin(world, name), expected_config_version=0, trial=trial,
+            idempotency_key=name, deadline=world.now, state=State.APPLIED, created_at=world.now,
+        )
+        for name, trial in (("engine-1", False), ("engine-2", True))
+    )  # fmt: skip
+    assert "in trial already: 1 of 3" in trials_full(world.engine, world.now)
+    tried.delete()
+    assert not trials_full(world.engine, world.now), f"{kept.pk} is being kept"
 
 
 def twin(world: World, name: str, silent_s: float = 0) -> Engine:

@@ -67,6 +67,18 @@ def test_a_queue_that_grew_and_does_not_go_down_ends_the_trial(after: list[float
     )
 
 
+def test_a_queue_that_was_empty_for_a_moment_is_gone_however_long_the_next() -> None:
+    reader, where = MemoryReader(), {"service": "chat", "instance": "engine-0"}
+    crowds = [(-10, 224), (-5, 300), (3, 300), (8, 150), (13, 40), (18, 90), (23, 0), (28, 60),
+              (33, 40), (38, 0), (43, 55)]  # fmt: skip
+    for second, waiting in crowds:
+        reader.add("vllm:num_requests_waiting", AT + timedelta(seconds=second), waiting, where)
+    action = Action(engine=Engine(name="engine-0", service="chat"), applied_at=AT, ttl_s=180)
+    found = _queue(action, reader, AT + timedelta(seconds=3 * W + 1))
+    assert windows(found) == 2
+    assert not found.words
+
+
 def test_while_it_goes_down_the_words_say_so() -> None:
     found = queue([0, 10, 20, 30], [40, 30, 20])
     assert not found.stays

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from controlplane.actions.models import Action, State, Verdict
-from controlplane.actions.reconcile import SILENCE_MAX
 from controlplane.actions.selectors import sentence
 from controlplane.actions.trial import judge
+from controlplane.actions.undo import SILENCE_MAX
 from tests.controlplane.actions.test_interleavings import World
 
 pytestmark = pytest.mark.django_db
@@ -64,6 +64,28 @@ def test_a_node_that_comes_back_in_time_says_that_it_undid_the_trial(world: Worl
     world.node.poll()
     world.reconcile()
     assert Action.objects.get().state == State.ROLLED_BACK
+    assert world.plant.values["max_num_seqs"] == 8
+
+
+def test_after_a_sleep_it_is_told_that_the_agent_undid_the_trial(world: World) -> None:
+    """The control plane wakes long after; it looks before the agent's next word comes."""
+    world.after_share = 0.02
+    for _ in range(60):
+        world.tick(5)
+        world.node.guard.step()
+    world.reconcile()
+    action = Action.objects.get()
+    over_at = action.applied_at + timedelta(seconds=action.ttl_s)
+    assert sentence(action).endswith(
+        f"it was not judged before its time was over at {over_at:%H:%M:%S}: its agent undoes it"
+    )
+    world.node.poll()
+    world.reconcile()
+    action = Action.objects.get()
+    assert (action.state, action.verdict) == (State.ROLLED_BACK, Verdict.EXPIRED)
+    assert sentence(action).endswith(
+        f"the agent undid it by itself at {world.now:%H:%M:%S}, as no commit came in time"
+    )
     assert world.plant.values["max_num_seqs"] == 8
 
 

@@ -14,6 +14,7 @@ from controlplane.actions.verify import (
     Verdict,
     climbing,
     looks_max,
+    p_fell_but_one,
     t_tail,
     verdict,
 )
@@ -77,6 +78,27 @@ def test_without_effect_better_is_claimed_in_at_most_five_percent(
 def test_a_plain_effect_is_seen_at_once_and_a_small_one_is_not_claimed() -> None:
     assert Draws(0.02).verdicts(0.6, 0.05, windows_before=2)[Verdict.BETTER] >= 0.9 * RUNS
     assert Draws(0.02).verdicts(0.1, 0.09, windows_before=2)[Verdict.BETTER] <= 0.1 * RUNS
+
+
+def test_one_disturbed_window_does_not_hide_what_all_others_show() -> None:
+    before, after = sample(80, 82), sample(50, 2, 3, 1)
+    assert look(before, after).verdict is None
+    result = look(before, after, last=True)
+    assert result.verdict == Verdict.BETTER
+    assert "fell from 81.0% of 200 to 14.0% of 400 (look 3 of 3, p = " in result.sentence
+    assert "; but for one window, with 50.0% of 100 requests bad)" in result.sentence
+
+
+def test_two_disturbed_windows_are_no_disturbance() -> None:
+    result = look(sample(80, 82), sample(50, 2, 60, 1), last=True)
+    assert result.verdict == Verdict.INCONCLUSIVE
+    assert "but for one window" not in result.sentence
+
+
+def test_of_three_windows_two_are_left_and_of_two_none() -> None:
+    assert look(sample(80, 82), sample(50, 2), last=True).verdict == Verdict.INCONCLUSIVE
+    few = sample(10, 1, 1, total=20)
+    assert p_fell_but_one(sample(80, 82), few) == (1.0, few), "40 requests are too few"
 
 
 def test_better_says_so_with_numbers() -> None:

@@ -173,6 +173,35 @@ def test_only_what_is_over_and_untold_is_left_to_tell(incident: Incident) -> Non
 LINKS = {"approve": "http://t/a/1/", "reject": "http://t/a/2/"}
 
 
+def test_that_a_change_was_undone_is_told_at_once_and_once(incident: Incident) -> None:
+    say(incident, NOW, doing="Changed 8 to 32")
+    taken()
+    undone = {"doing": "Undid 8 to 32: no better", "undone_at": NOW + 2 * MINUTE}
+    assert say(incident, NOW + 2 * MINUTE, **undone) == ["undone"]
+    assert newest()["title"] == f"Change undone, still burning after 2 minutes: {WHAT}"
+    assert newest()["text"].endswith("Undid 8 to 32: no better.")
+    assert say(incident, NOW + 3 * MINUTE, **undone) == []
+    undone["undone_at"] = NOW + 9 * MINUTE
+    assert say(incident, NOW + 9 * MINUTE, **undone) == ["undone"]
+
+
+def test_who_hears_of_it_first_after_the_undo_hears_of_both_at_once(incident: Incident) -> None:
+    undone = {"doing": "Undid 8 to 32", "undone_at": NOW - MINUTE}
+    assert say(incident, NOW, **undone) == ["opened"]
+    assert say(incident, NOW + MINUTE, **undone) == []
+
+
+def test_an_undo_under_a_silence_is_told_when_that_ends(incident: Incident) -> None:
+    say(incident, NOW)
+    taken()
+    held = silence(incident, NOW, NOW + HOUR)
+    undone = {"doing": "Undid 8 to 32", "undone_at": NOW + MINUTE}
+    assert say(incident, NOW + MINUTE, **undone) == ["(undone)"]
+    silence_end(silence=held, by="ada", now=NOW + 2 * MINUTE)
+    assert say(incident, NOW + 2 * MINUTE, **undone) == ["reminded"]
+    assert newest()["action"] == "Undid 8 to 32"
+
+
 def test_a_yes_is_asked_for_at_once_and_once(incident: Incident) -> None:
     say(incident, NOW)
     taken()

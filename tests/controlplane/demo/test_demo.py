@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from controlplane.demo.__main__ import house_for, in_the_way
-from controlplane.demo.house import Ports
+from controlplane.demo.house import Ports, in_use
 from controlplane.demo.options import options
 from controlplane.demo.processes import STORIES, Processes, running, started_at, stop_recorded
 from controlplane.demo.receiver import BODY_BYTES_MAX, Receiver
@@ -127,6 +127,17 @@ def test_a_change_on_its_way_is_one_step_of_the_story_until_it_is_done() -> None
         for state in ("proposed", "dispatched", "applied", "verifying", "verified")
     }
     assert list(keys.values()) == ["proposed", "proposed", "applied", "applied", "verified"]
+
+
+def test_free_ports_are_distinct_and_none_a_client_may_be_lent() -> None:
+    receiver = Receiver(0, lambda message: None)
+    try:
+        ports = [port for _ in range(20) for port in vars(Ports.free()).values()]
+        assert len(set(ports)) == len(ports)
+        assert max(ports) < 32_768
+        assert in_use(receiver.server.server_port)
+    finally:
+        receiver.close()
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:

@@ -66,6 +66,9 @@ def test_a_queue_of_a_quarter_of_the_time_is_the_caps_as_well() -> None:
         engine.run_until(QUIET_S + second + 1)
     found = examine("running_cap_too_small", engine, TTFT)
     assert found.score >= SCORE_MIN, refuted_by(found)
+    (wish,) = found.remedy
+    running, waiting = found.facts["running"], found.facts["waiting"]
+    assert wish.to > 2 * (running + waiting), "the crowd is what has to be held, not the mean"
 
 
 def test_a_cap_is_not_to_blame_when_memory_is_the_limit() -> None:

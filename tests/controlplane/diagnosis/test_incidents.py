@@ -363,9 +363,36 @@ def test_an_unknown_rest_takes_nothing_back_from_what_a_kept_change_cured() -> N
     assert tell(incident).cause == "unknown"
     for _ in range(2):
         diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(3))
+    incident.good_windows = 1
+    assert tell(incident).cause == "running_cap_too_small"
+    incident.good_windows, incident.state = 0, Incident.State.CLOSED  # lapsed, say
     assert tell(incident).cause == "running_cap_too_small"
     explained(incident, "slow_host", ttft.now(8))
     assert tell(incident).cause == "slow_host"
+
+
+def test_a_cured_cause_is_not_told_while_an_unknown_rest_goes_on() -> None:
+    ttft = Story()
+    ttft.judge(90)
+    incident = ttft.judge(90)
+    assert incident is not None
+    explained(incident, "running_cap_too_small", ttft.now())
+    diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(1))
+    assert tell(incident).cause == "running_cap_too_small", "nothing newer is known"
+    explained(incident, "unknown", ttft.now(6))
+    assert tell(incident).cause == "unknown"
+
+
+def test_the_cure_of_a_second_fault_cures_the_explanation_that_named_it() -> None:
+    ttft = Story()
+    ttft.judge(90)
+    incident = ttft.judge(90)
+    assert incident is not None
+    explained(incident, "slow_host", ttft.now())
+    also = [{"cause": "running_cap_too_small", "score": 0.7, "because": "31 wait"}]
+    Diagnosis.objects.update(also=also)
+    diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(1))
+    assert Diagnosis.objects.get().cured
 
 
 def test_what_was_cured_before_an_incident_came_back_does_not_explain_why() -> None:

@@ -72,7 +72,7 @@ def past(world: World, minutes: float, state: State, **columns: Any) -> Action:
     action = Action.objects.create(
         **{
             "tenant": world.tenant, "engine": world.engine, "cause": "running_cap_too_small",
-            "why": "20 requests run or wait at the 90th percentile",
+            "why": "up to 20 requests run or wait while there is a queue",
             "changes": {"max_num_seqs": {"from": 16, "to": 32}},
             "predicted": {"sentence": "20 requests run or wait", "bad_share_max": 0.01},
             "expected_config_version": 6, "idempotency_key": uuid.uuid4().hex,

@@ -7,10 +7,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.sessions.models import Session
 from django.db import transaction
-from django.test import AsyncClient
+from django.test import AsyncClient, Client
 from pytest_django import DjangoAssertNumQueries
 
+from controlplane.accounts.members import member_deactivate
+from controlplane.accounts.models import Membership
+from controlplane.accounts.selectors import tenants_of_sessions
 from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Engine
 from controlplane.web import live
@@ -32,6 +37,13 @@ async def messages(answer: Any) -> AsyncIterator[tuple[str, str]]:
             yield "retry", lines["retry"]
         elif "event" in lines:
             yield lines["event"], lines["data"]
+
+
+def signed_in(made: World) -> str:
+    """The key of a session that sees the tenant's pages."""
+    client = Client()
+    client.force_login(member(made.tenant))
+    return str(client.session.session_key)
 
 
 def watch(made: World, change: Callable[[], Any], *, until: str) -> list[tuple[str, str]]:
@@ -120,10 +132,11 @@ def test_strangers_get_no_stream() -> None:
 
 def test_pages_share_one_poller_and_leave_nothing_behind() -> None:
     made = world()
+    key = signed_in(made)
 
     async def go() -> tuple[int, int, bool]:
         hub = live.hub()
-        streams = [hub.stream(made.tenant.pk) for _ in range(50)]
+        streams = [hub.stream(made.tenant.pk, key) for _ in range(50)]
         async with asyncio.timeout(WAIT_S):
             for stream in streams:
                 assert (await anext(stream)).startswith("retry")
@@ -144,10 +157,11 @@ def test_pages_share_one_poller_and_leave_nothing_behind() -> None:
 
 def test_closing_the_hub_ends_every_stream() -> None:
     made = world()
+    key = signed_in(made)
 
     async def go() -> list[str]:
         hub = live.hub()
-        stream = hub.stream(made.tenant.pk)
+        stream = hub.stream(made.tenant.pk, key)
         async with asyncio.timeout(WAIT_S):
             await anext(stream)
             await anext(stream)
@@ -165,10 +179,11 @@ async def _all(stream: AsyncIterator[str]) -> list[str]:
 
 def test_a_page_that_lags_too_far_behind_is_told_to_connect_again() -> None:
     made = world()
+    key = signed_in(made)
 
     async def go() -> list[str]:
         hub = live.hub()
-        stream = hub.stream(made.tenant.pk)
+        stream = hub.stream(made.tenant.pk, key)
         async with asyncio.timeout(WAIT_S):
             await anext(stream)
             await anext(stream)
@@ -183,11 +198,12 @@ def test_a_stream_ends_in_time_to_be_asked_again_who_listens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = world()
+    key = signed_in(made)
     monkeypatch.setattr(live, "STREAM_S_MAX", 0.2)
 
     async def go() -> list[str]:
         async with asyncio.timeout(WAIT_S):
-            return await _all(live.hub().stream(made.tenant.pk))
+            return await _all(live.hub().stream(made.tenant.pk, key))
 
     said = asyncio.run(go())
     assert said[0].startswith("retry")
@@ -198,6 +214,7 @@ def test_a_failed_look_does_not_end_the_looking(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = world()
+    key = signed_in(made)
     monkeypatch.setattr(live, "POLL_S", 0.05)
     real, fails = live.stamps_read, 2
 
@@ -214,7 +231,7 @@ def test_a_failed_look_does_not_end_the_looking(
     async def go() -> str:
         nonlocal hub_open
         async with asyncio.timeout(WAIT_S):
-            stream = live.hub().stream(made.tenant.pk)
+            stream = live.hub().stream(made.tenant.pk, key)
             await anext(stream)
             await anext(stream)
             hub_open = True
@@ -225,3 +242,77 @@ def test_a_failed_look_does_not_end_the_looking(
 
     assert asyncio.run(go()).startswith("event: changed")
     assert caplog.text.count("what changed could not be read") == 2
+
+
+def signs_out(made: World) -> None:
+    ada = get_user_model().objects.get(username="ada")
+    for session in Session.objects.all():
+        if session.get_decoded()["_auth_user_id"] == str(ada.pk):
+            session.delete()
+
+
+def is_deactivated(made: World) -> None:
+    owner = member(made.tenant, "owner", role=Membership.Role.OWNER)
+    assert owner.has_usable_password()
+    ada = Membership.objects.get(user__username="ada")
+    member_deactivate(member=ada, actor="owner", now=made.now)
+
+
+def is_taken_out(made: World) -> None:
+    Membership.objects.filter(user__username="ada").delete()
+
+
+def changes_the_password_elsewhere(made: World) -> None:
+    ada = get_user_model().objects.get(username="ada")
+    ada.set_password("another tide, another time")
+    ada.save()
+
+
+@pytest.mark.parametrize(
+    "leaves", [signs_out, is_deactivated, is_taken_out, changes_the_password_elsewhere]
+)
+def test_the_stream_of_who_may_see_no_more_ends_within_seconds(
+    leaves: Callable[[World], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world()
+    monkeypatch.setattr(live, "POLL_S", 0.05)
+    monkeypatch.setattr(live, "ASK_S", 0.1)
+
+    async def go() -> tuple[str, str]:
+        client, guest = AsyncClient(), AsyncClient()
+        await client.aforce_login(await asyncio.to_thread(member, made.tenant))
+        await guest.aforce_login(await asyncio.to_thread(member, made.tenant, "bob"))
+        streams = [messages(await one.get("/events/")) for one in (client, guest)]
+        async with asyncio.timeout(WAIT_S):
+            for stream in streams:
+                assert [await anext(stream), await anext(stream)][1][0] == "ready"
+            ends = asyncio.ensure_future(_rest(streams[0]))
+            await asyncio.sleep(0.5)
+            assert not ends.done()
+            await asyncio.to_thread(leaves, made)
+            await ends
+            await asyncio.to_thread(incident, made)
+            told = await anext(streams[1])
+            await streams[1].aclose()
+        return told
+
+    assert asyncio.run(go())[0] == "changed", "and nobody else's"
+
+
+async def _rest(stream: AsyncIterator[tuple[str, str]]) -> None:
+    async for _message in stream:
+        pass
+
+
+def test_who_listens_is_asked_in_three_queries(
+    django_assert_num_queries: DjangoAssertNumQueries,
+) -> None:
+    made = world()
+    keys = [signed_in(made)]
+    for name in ("bob", "eve"):
+        client = Client()
+        client.force_login(member(made.tenant, name))
+        keys.append(str(client.session.session_key))
+    with django_assert_num_queries(3):
+        known = tenants_of_sessions([*keys, "", "unknown"])
+    assert known == dict.fromkeys(keys, made.tenant.pk)

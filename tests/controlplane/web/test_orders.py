@@ -17,7 +17,9 @@ from controlplane.diagnosis.models import Incident
 from tests.catalogues import compile_all
 from tests.controlplane.web.world import World, member, world
 
-NAMES = {"approve": "Approve", "reject": "Reject", "rollback": "Roll back"}
+NAMES = {
+    "approve": "Approve", "reject": "Reject", "rollback": "Roll back", "clear": "I have looked",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -67,6 +69,27 @@ def test_the_button_does_it_in_the_name_of_who_pressed_it(
     action.refresh_from_db()
     assert action.state == State.APPROVED
     assert AuditEntry.objects.get(verb="approved").actor == "ada"
+
+
+def test_where_an_undo_failed_every_page_says_so_until_a_person_has_looked(
+    ada: Any, full: World, action: Action
+) -> None:
+    Action.objects.update(state=State.ROLLBACK_FAILED, ended_at=timezone.now())
+    client = ada(full)
+    pages = ("/", "/policies/", "/policies/edit/?engine=engine-0")
+    waits = "until a person has looked"
+
+    def told() -> list[bool]:
+        return [waits in client.get(page).content.decode() for page in pages]
+
+    assert told() == [True, True, True]
+    for page in ("/", "/actions/", f"/incidents/{action.incident_id}/"):
+        assert f'action="/actions/{action.pk}/clear/"' in client.get(page).content.decode()
+    assert 'data-page-state="bad"' in client.get("/").content.decode()
+    answer = client.post(f"/actions/{action.pk}/clear/", {"next": "/"})
+    assert (answer.status_code, answer["Location"]) == (302, "/")
+    assert told() == [False, False, False]
+    assert "ada has looked" in client.get("/actions/").content.decode()
 
 
 def test_a_button_needs_its_page(full: World, action: Action) -> None:

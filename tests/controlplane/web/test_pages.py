@@ -15,7 +15,7 @@ from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Node
 from controlplane.fleet.services import sync
-from controlplane.web.forms import SIGN_INS_PER_MIN
+from controlplane.web.forms import TRIES_PER_MIN
 from tests.controlplane.web.world import (
     TRACE_ID,
     World,
@@ -273,8 +273,8 @@ def test_a_password_is_not_guessed_at_speed(
     monkeypatch.setattr(throttle.time, "monotonic", lambda: now)
     member(empty.tenant, "guessed")
     wrong = {"username": "guessed", "password": "wrong"}
-    tries = [text(client.post("/login/", wrong)) for _ in range(SIGN_INS_PER_MIN + 1)]
-    assert ["Too many tries" in page for page in tries] == [False] * SIGN_INS_PER_MIN + [True]
+    tries = [text(client.post("/login/", wrong)) for _ in range(TRIES_PER_MIN + 1)]
+    assert ["Too many tries" in page for page in tries] == [False] * TRIES_PER_MIN + [True]
     for way_round in ({"username": "ｇuessed"}, {"password": ""}, {}):
         page = text(client.post("/login/", wrong | way_round))
         assert "Too many tries" in page, way_round
@@ -282,7 +282,7 @@ def test_a_password_is_not_guessed_at_speed(
     assert "Too many tries" in text(client.post("/login/", right))
     elsewhere = client.post("/login/", right, REMOTE_ADDR="192.0.2.7")
     assert elsewhere["Location"] == "/"
-    now += 60 / SIGN_INS_PER_MIN
+    now += 60 / TRIES_PER_MIN
     assert Client().post("/login/", right)["Location"] == "/"
 
 

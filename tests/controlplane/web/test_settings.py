@@ -9,10 +9,11 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from controlplane.accounts import audit
+from controlplane.accounts import audit, throttle
 from controlplane.accounts.models import AuditEntry, Membership, Tenant, Token
 from controlplane.accounts.selectors import token_find
 from controlplane.alerts.models import Channel, Delivery, Silence
+from controlplane.web.forms import TRIES_PER_MIN
 from controlplane.web.pages import settings_audit
 from tests.controlplane.alerts.conftest import receiver  # noqa: F401 -- a fixture
 from tests.controlplane.alerts.receiver import Receiver
@@ -343,6 +344,27 @@ def test_a_member_is_deactivated_and_activated(owner: Client, full: World) -> No
     assert "grace is deactivated" in text(owner.post(f"{address}/link/"), 409)
     assert owner.post(f"{address}/activate/").status_code == 302
     assert "/welcome/" in text(owner.post(f"{address}/link/"))
+
+
+def test_tries_at_the_own_password_are_slowed(
+    ada: Any, full: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else may sit at a page that was left open."""
+    now = 5_000.0
+    monkeypatch.setattr(throttle.time, "monotonic", lambda: now)
+    client = ada(full)
+    form = {"old_password": "a guess", "new_password1": "a-new-tide-9"}
+    form["new_password2"] = form["new_password1"]
+
+    def told() -> str:
+        return text(client.post("/settings/password/", form), 400)
+
+    tries = [told() for _ in range(TRIES_PER_MIN + 1)]
+    assert ["Too many tries" in page for page in tries] == [False] * TRIES_PER_MIN + [True]
+    form["old_password"] = PASSWORD
+    assert "Too many tries" in told(), "also at the right one"
+    now += 60 / TRIES_PER_MIN
+    assert client.post("/settings/password/", form).status_code == 302
 
 
 def test_a_person_changes_the_own_password(client: Client, ada: Any, full: World) -> None:

@@ -304,7 +304,7 @@ def send(world: World) -> None:
 
     async def go() -> None:
         door = wiring.door()
-        with door.room() as room:
+        with door.room(str(world.tenant.pk)) as room:
             await door.traces(str(world.tenant.pk), lambda: trace_body(world), room)
 
     asyncio.run(go())
@@ -313,7 +313,7 @@ def send(world: World) -> None:
 def send_metrics(world: World, body: bytes) -> None:
     async def go() -> None:
         door = wiring.door()
-        with door.room() as room:
+        with door.room(str(world.tenant.pk)) as room:
             await door.metrics(str(world.tenant.pk), lambda: body, room)
 
     asyncio.run(go())
@@ -399,7 +399,7 @@ def explain(world: World, found: Incident, at: datetime) -> Diagnosis:
 def act(world: World, found: Incident, at: datetime, until: State) -> Action:
     action = Action.objects.create(
         tenant=world.tenant, engine=world.engine, incident=found, cause="running_cap_too_small",
-        why="39 requests run or wait at the 90th percentile; 32 is the next rung within two steps",
+        why="up to 39 requests run or wait while there is a queue; 32 is two steps up",
         changes={"max_num_seqs": {"from": 8, "to": 32}}, expected_config_version=7,
         idempotency_key=uuid.uuid4().hex, deadline=at + timedelta(seconds=30), created_at=at,
     )  # fmt: skip

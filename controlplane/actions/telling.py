@@ -1,0 +1,74 @@
+"""What of the actions messages tell: of those of an incident, and where a person must look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TypedDict
+from uuid import UUID
+
+from controlplane.accounts.models import Tenant
+from controlplane.actions.links import links_of
+from controlplane.actions.models import Action, State
+from controlplane.actions.selectors import actions_of, sentence, undos_failed
+from controlplane.diagnosis.models import Incident
+from controlplane.fleet.models import Engine
+
+
+class Deeds(TypedDict):
+    """The engine acted on, or the incident's; what a person may do now; and when a change was last
+    taken back, None if none was."""
+
+    engine: str
+    links: Mapping[str, str]
+    undone_at: datetime | None
+
+
+class Stop(TypedDict):
+    """An engine the autopilot leaves alone, the action it is `about`, and what a person may do."""
+
+    about: UUID
+    engine: Engine
+    incident: Incident | None
+    doing: str
+    links: Mapping[str, str]
+
+
+def deeds_of(incident: Incident, now: datetime) -> tuple[list[str], Deeds]:
+    """What is being done about the incident in words, at the end all that was done, and the rest.
+
+    While it burns that is the newest action and the one undone last: who reads nothing but messages
+    has to learn that what they were told is no more.
+    """
+    acted = actions_of(incident)
+    if not acted:
+        return [], Deeds(engine=incident.scope, links={}, undone_at=None)
+    undone = [a for a in acted if _undone(a) and a.created_at >= incident.run_since]
+    told = acted if incident.closed_at else list(dict.fromkeys([*undone[-1:], acted[-1]]))
+    deeds = Deeds(
+        engine=acted[-1].engine.name,
+        links=links_of(acted[-1], now),
+        undone_at=max((a.ended_at for a in undone if a.ended_at), default=None),
+    )
+    return list(map(sentence, told)), deeds
+
+
+def stops_of(tenant: Tenant, now: datetime) -> list[Stop]:
+    """Where an undo failed and nobody has looked yet, oldest first."""
+    return [
+        Stop(
+            about=failed.pk,
+            engine=failed.engine,
+            incident=failed.incident,
+            doing=sentence(failed),
+            links=links_of(failed, now),
+        )
+        for failed in undos_failed(tenant)
+    ]
+
+
+def _undone(action: Action) -> bool:
+    """Whether it took back what had been changed: a trial by its end, a kept change by another."""
+    if action.state == State.ROLLED_BACK:
+        return action.applied_at is not None
+    return action.state == State.VERIFIED and action.undoes_id is not None
