@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -27,14 +28,17 @@ from pathlib import Path
 import torch
 
 from engine.config import MODELS, EngineConfig
+from engine.exec import decode
 from engine.exec.capture import CaptureError
-from engine.exec.compiled import Compiled, compile_step
+from engine.exec.compiled import BlockStep, Compiled, compile_step, inputs
+from engine.kv.pool import KVPool
+from engine.models import llama
 from engine.models.llama import SHAPES, Llama, Shape
 
 log = logging.getLogger("engine")
 
-ENGINE = Path(__file__).parents[1]
-SOURCES = ("exec/compiled.py", "exec/decode.py", "kv/pool.py", "models/llama.py")
+ROOT = Path(__file__).parents[2]
+SOURCES = (decode, llama, BlockStep, inputs, compile_step, KVPool.by_block)
 COMPILER = os.environ.get("CXX", "g++")
 POSITIONS = 512  # of the model that is compiled from; how many there are is no part of the code
 
@@ -57,7 +61,7 @@ def library(folder: Path, shape: Shape, threads: int) -> Path:
         asdict(shape),
         "float32",
         threads,
-        *(ENGINE.joinpath(source).read_text() for source in SOURCES),
+        *map(inspect.getsource, SOURCES),
     ]
     digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
     return folder / f"decode-{digest[:24]}.so"
@@ -132,7 +136,7 @@ class Workshop:
         command += ["--shape", json.dumps(asdict(self.model.shape))]
         self.worker = subprocess.Popen(
             command,
-            cwd=ENGINE.parent,
+            cwd=ROOT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -117,7 +117,7 @@ class Graphs:
     seconds: float
 
     def run(self, step: Step) -> Chosen | None:
-        graph = self.by_groups.get(len(step.groups))
+        graph = None if step.prefills else self.by_groups.get(len(step.groups))
         if graph is None:
             return None
         return graph(step.tokens, step.positions, step.slots, step.groups, step.pool)

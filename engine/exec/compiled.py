@@ -1,4 +1,4 @@
-"""The decode step as machine code: compiled ahead of time by AOTInductor into a shared library.
+"""A step as machine code: compiled ahead of time by AOTInductor into a shared library.
 
 Compiled, the small operations between two matrix products are one loop each, and attention reads
 the KV blocks where they stand instead of gathering them first. All sizes but the model's are
@@ -30,6 +30,7 @@ from engine.models.llama import Llama
 from engine.sched.scheduler import Plan
 
 OUTPUTS = 3  # the parts of Chosen
+PROMPT_READS_MAX = 24_000  # a prompt of 218 tokens; from some 30,000 on the plain step is faster
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype, _capsule_pointer.argtypes = c_void_p, [ctypes.py_object, c_char_p]
@@ -38,7 +39,7 @@ _capsule.restype, _capsule.argtypes = ctypes.py_object, [c_void_p, c_char_p, c_v
 
 
 class BlockStep(torch.nn.Module):
-    """A step of decodes as a function of tensors; `model` gives the shape only."""
+    """A step as a function of tensors; `model` gives the shape only."""
 
     def __init__(self, model: Llama) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class Compiled:
         self.handle = c_void_p()
         try:
             self.library = ctypes.CDLL(str(path))
-            self.execute = self.library.AOTInductorModelContainerRunSingleThreaded
+            self.entry = self.library.AOTInductorModelContainerRunSingleThreaded
             create = self.library.AOTInductorModelContainerCreateWithDevice
         except (OSError, AttributeError) as error:
             raise CaptureError(f"{path}: {error}") from error
@@ -91,8 +92,23 @@ class Compiled:
             for part in (contexts, contexts[1:3], contexts[-1:]):
                 self.prove(model, block_size, part)
 
-    def run(self, step: Step) -> Chosen:
-        """Runs a step of decodes, of any size. Raises RuntimeError where the library refuses."""
+    def run(self, step: Step) -> Chosen | None:
+        """None where prompts are so long that the plain step is faster.
+
+        Each token of a prompt counts as a sequence that knows those before it, and reads them
+        again. Raises RuntimeError where the library refuses.
+        """
+        if step.prompt_reads > PROMPT_READS_MAX:
+            return None
+        chosen = self.forward(step)
+        if not step.prefills:
+            return chosen
+        sampled = torch.from_numpy(step.sampled)
+        logits, tokens, rivals = (part.index_select(0, sampled) for part in chosen)
+        return logits, tokens, rivals
+
+    def forward(self, step: Step) -> Chosen:
+        """Logits and choices of all tokens of the step, padding included."""
         arrays, keys, values = inputs(step)
         tensors = [*self.weights, *arrays, *keys, *values]
         # The library takes over the handles it is given, and hands over those of its results.
@@ -100,7 +116,7 @@ class Compiled:
         given = (c_void_p * len(tensors))(*(_capsule_pointer(each, None) for each in capsules))
         results = (c_void_p * OUTPUTS)()
         count, outputs = c_size_t(len(tensors)), c_size_t(OUTPUTS)
-        if self.execute(self.handle, given, count, results, outputs, None, None):
+        if self.entry(self.handle, given, count, results, outputs, None, None):
             raise RuntimeError("the compiled step failed")
         logits, tokens, rivals = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(
             [_capsule(each, None, None) for each in results]
@@ -115,7 +131,7 @@ class Compiled:
             model.logits(model.hidden(plain.tokens, plain.positions, plain.attention))
         )
         rows = len(contexts)
-        logits, tokens, _ = (part[:rows] for part in self.run(other))
+        logits, tokens, _ = (part[:rows] for part in self.forward(other))
         if not torch.equal(tokens, expected[1][:rows]):
             raise CaptureError("the compiled step chooses other tokens than the plain one")
         written = plain.slots[: rows * plain.pool.kv_heads]

@@ -23,14 +23,14 @@ class DecodeGroup(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The blocks that the sequences of a decode step attend to, one after another, unpadded."""
+    """The blocks that the tokens of a step attend to, one after another, unpadded."""
 
-    block: torch.Tensor  # (sequences,) the last block of each, where the step's token goes
-    offset: torch.Tensor  # (sequences,) and the place in it
-    blocks: torch.Tensor  # (blocks,) all they attend to, by sequence and position
-    owner: torch.Tensor  # (blocks,) the sequence each belongs to
-    seen: torch.Tensor  # (blocks,) how many tokens of it are known
-    at: torch.Tensor  # (sequences, most blocks of one): where in `blocks`; -1 beyond its own
+    block: torch.Tensor  # (tokens,) the last block of each, where it goes itself
+    offset: torch.Tensor  # (tokens,) and the place in it
+    blocks: torch.Tensor  # (blocks,) all they attend to, by token and position
+    owner: torch.Tensor  # (blocks,) the token that each is for
+    seen: torch.Tensor  # (blocks,) how many keys of it that token may see
+    at: torch.Tensor  # (tokens, most blocks of one): where in `blocks`; -1 beyond its own
 
 
 def decode_attention(
@@ -56,10 +56,10 @@ def decode_attention(
 def block_attention(
     shape: Shape, keys: torch.Tensor, values: torch.Tensor, qkv: torch.Tensor, context: Context
 ) -> torch.Tensor:
-    """Stores and attends as `decode_attention`, for a step of decodes only, without padding.
+    """Stores all keys and values, then attends, every token for itself: (tokens, heads · head_dim).
 
     keys, values: (kv_heads, blocks, block_size, head_dim). A softmax within each block, then one
-    over a sequence's blocks, as in flash decoding (Dao et al., arXiv:2205.14135). Slow op by op; a
+    over a token's blocks, as in flash decoding (Dao et al., arXiv:2205.14135). Slow op by op; a
     compiler fuses the gathers into the sums, and reads each block where it stands.
     """
     kv_heads, group, dim = shape.kv_heads, shape.group, shape.head_dim
@@ -79,7 +79,7 @@ def block_attention(
     mixed = (weights.unsqueeze(-1) * known_values).sum(-2)  # (blocks, kv_heads, group, head_dim)
     own, at = at >= 0, at.clamp(min=0)
     tops = top[at].masked_fill(~own[..., None, None], -torch.inf)
-    share = torch.exp(tops - tops.amax(1, keepdim=True))  # (sequences, most, kv_heads, group)
+    share = torch.exp(tops - tops.amax(1, keepdim=True))  # (tokens, most, kv_heads, group)
     total = (share * weights.sum(-1)[at]).sum(1)
     out = (share.unsqueeze(-1) * mixed[at]).sum(1) / total.unsqueeze(-1)
     return out.reshape(-1, shape.heads * dim)

@@ -62,12 +62,9 @@ class Runner:
     def _replay(self, step: Step) -> Chosen | None:
         if self.captured is None:
             return None
-        if step.prefills:
-            self.misses["prompt"] += 1
-            return None
         chosen = self.captured.run(step)
         if chosen is None:
-            self.misses["shape"] += 1
+            self.misses["prompt" if step.prefills else "shape"] += 1
             return None
         self.steps[self.captured.mode] += 1
         return chosen

@@ -45,6 +45,7 @@ class Step:
             owner = np.concatenate([owner, np.repeat([c.row for c in plan.chunks], counts)])
             parts = [np.arange(c.start, c.start + c.count) for c in plan.chunks]
             positions = np.concatenate([positions, *parts])
+        self.owner, self.known = owner, positions + 1
         tokens = rows.tokens[owner, positions]
         block, offset = np.divmod(positions, pool.block_size)
         slots = rows.tables[owner, block] * pool.block_size + offset
@@ -63,6 +64,11 @@ class Step:
         self.sampling = any(r.temperature > 0 for r in plan.decodes) or any(
             c.request.temperature > 0 for c in plan.chunks
         )
+
+    @property
+    def prompt_reads(self) -> int:
+        """Keys that the tokens of prompts look at, taken together."""
+        return int(self.known[len(self.plan.rows) :].sum())
 
     @cached_property
     def groups(self) -> list[DecodeGroup]:
@@ -85,9 +91,9 @@ class Step:
 
     @cached_property
     def context(self) -> Context:
-        """The blocks of all decodes, one after another, without padding; for a step of decodes."""
-        rows, size = self.plan.rows, self.pool.block_size
-        known = padded(self.rows.computed[rows]) + 1
+        """The blocks that each token attends to, one after another, without padding."""
+        rows, size = self.owner, self.pool.block_size
+        known = np.concatenate([self.known, np.ones(len(self.tokens) - len(rows), np.int64)])
         counts = -(-known // size)
         width = int(counts.max())
         tables = np.zeros((len(known), width), np.int64)  # padding sees its own scratch token
