@@ -256,7 +256,7 @@ class Metrics:
         )
         yield counter(
             "engine:graph_misses",
-            "Steps no graph was captured for: prompt chunks among them, or too many shapes.",
+            "Steps nothing captured covers: with (long) prompt chunks, or of too many shapes.",
             [({**labels, "reason": k}, v) for k, v in self.graph_misses.items()],
         )
         yield counter(

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ from engine.models.llama import SHAPES, Llama, Shape
 log = logging.getLogger("engine")
 
 ROOT = Path(__file__).parents[2]
-SOURCES = (decode, llama, BlockStep, inputs, compile_step, KVPool.by_block)
+SOURCES: tuple[Any, ...] = (decode, llama, BlockStep, inputs, compile_step, KVPool.by_block)
 COMPILER = os.environ.get("CXX", "g++")
 POSITIONS = 512  # of the model that is compiled from; how many there are is no part of the code
 
@@ -61,7 +62,7 @@ def library(folder: Path, shape: Shape, threads: int) -> Path:
         asdict(shape),
         "float32",
         threads,
-        *map(inspect.getsource, SOURCES),
+        *(inspect.getsource(source) for source in SOURCES),
     ]
     digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
     return folder / f"decode-{digest[:24]}.so"
