@@ -27,6 +27,8 @@ from controlplane.demo.pace import Pace
 from engine.load import Request, arrivals
 from engine.replay import Record, Replayer, Status
 
+CPU_SHARE_MAX = 0.10  # of the machine, for control plane and agent while serving
+
 
 def share_inside(records: Sequence[Record]) -> float:
     return sum(map(in_time, records)) / len(records) if records else 1.0

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from plant import (
+    CPU_SHARE_MAX,
     ConfigWatch,
     CpuMeter,
     capacity_here,
@@ -34,7 +35,6 @@ from engine.load import Request, arrivals
 from engine.replay import Record, Replayer, Status, summarise
 
 LOOK_EVERY_S = 30.0
-CPU_SHARE_MAX = 0.10
 WARM_S = 60.0
 
 

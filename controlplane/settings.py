@@ -249,6 +249,10 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 2 * 1024 * 1024
 
 # Celery: an in-memory broker wakes work up; what must survive a kill is an outbox in the database
 CELERY_BROKER_URL = os.environ.get("TRIMTAB_BROKER_URL", "memory://embedded/")
+if CELERY_BROKER_URL.startswith("memory:"):
+    # Nobody wakes the worker there: it looks whether there is work, once a second by default, and
+    # so long would every pass of the loop and every message wait.
+    CELERY_BROKER_TRANSPORT_OPTIONS = {"polling_interval": 0.1}
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TIMEZONE = "UTC"
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False

@@ -22,7 +22,7 @@ from django.db.models import Count, Max, Min, Q
 from controlplane.accounts.models import Tenant
 from slo.budget import Counts, burn_rate, window_is_bad
 from slo.burn import PairState, pair_state, pairs_of
-from slo.indicator import Indicator, SpecError, indicators
+from slo.indicator import SpecError, indicators
 from slo.models import Objective, Reading
 from slo.readings import (
     EPOCH,
@@ -86,10 +86,12 @@ def objectives_judge(
     its `problem` set when its spec is why) and does not stop the others.
     """
     judgements: list[Judgement] = []
-    for objective in Objective.objects.filter(tenant=tenant, enabled=True).order_by("slug"):
+    objectives = list(Objective.objects.filter(tenant=tenant, enabled=True).order_by("slug"))
+    for objective in objectives:
         problem = ""
+        beside = [other for other in objectives if other.service == objective.service]
         try:
-            judgements += _judge(objective, reader, now, engines)
+            judgements += _judge(objective, reader, now, engines, beside)
         except SpecError as error:
             problem = str(error)[:300]
             logger.warning("objective %s cannot be judged: %s", objective.slug, error)
@@ -107,8 +109,13 @@ def settle_s() -> float:
 
 
 def _judge(
-    objective: Objective, reader: Reader, now: datetime, engines: Sequence[str]
+    objective: Objective,
+    reader: Reader,
+    now: datetime,
+    engines: Sequence[str],
+    beside: Sequence[Objective],
 ) -> list[Judgement]:
+    """`beside` are the objectives of the same service, which read the same windows of it."""
     window_s = settings.TRIMTAB_CONTROL_WINDOW_S
     newest = _newest(objective)
     if newest is not None and newest.window_end > now:
@@ -118,18 +125,39 @@ def _judge(
     if newest is not None and newest.window_end >= end:
         return []
     carried = _scopes_alive(objective, newest)
-    if not _all_heard(objective, reader, carried - {""}, end, now):
+    seen = _last_seen(objective, reader, now)
+    if not _all_heard(objective, seen, carried - {""}, end, now):
         end = edge_before(now - timedelta(seconds=settle_s()), window_s)
         if newest is not None and newest.window_end >= end:
             return []
     judgements: list[Judgement] = []
     for grid in _grids(objective, newest, end, window_s):
-        judgements += _grid_judge(objective, reader, grid, end, now, carried, engines)
+        near = _ahead(reader, grid, objective, beside)
+        judgements += _grid_judge(objective, near, grid, end, now, seen, carried, engines)
     return judgements
 
 
+def _ahead(reader: Reader, grid: Grid, objective: Objective, beside: Sequence[Objective]) -> Reader:
+    """A reader that has read the windows for all of them, as it is asked for by the first."""
+    if not _families(objective):
+        return reader
+    metrics = sorted({metric for other in beside for metric in _families(other)})
+    return reader.ahead(grid, where={"service": objective.service}, metrics=metrics)
+
+
+def _families(objective: Objective) -> tuple[str, ...]:
+    try:
+        return indicators()[objective.indicator].families(objective.spec)
+    except KeyError:  # no such indicator, or not its spec: said when it is judged itself
+        return ()
+
+
 def _all_heard(
-    objective: Objective, reader: Reader, engines: set[str], end: datetime, now: datetime
+    objective: Objective,
+    seen: Mapping[str, datetime],
+    engines: set[str],
+    end: datetime,
+    now: datetime,
 ) -> bool:
     """Whether a sample from after `end` came of each engine: then all from before it are here, as
     an agent sends in order; after a cut it sends the newest first, and the rest amends the window.
@@ -139,15 +167,8 @@ def _all_heard(
     indicator = indicators()[objective.indicator]
     if len(engines) >= SCOPES_PER_OBJECTIVE_MAX or indicator.span(objective.spec):
         return False
-    heard = False
-    for name in sorted(engines):
-        at = _seen(reader, indicator, objective, name, now)
-        if at is None or now - at > _stale_after():
-            continue
-        if at < end:
-            return False
-        heard = True
-    return heard
+    heard = [seen[name] for name in engines & seen.keys() if now - seen[name] <= _stale_after()]
+    return bool(heard) and min(heard) >= end
 
 
 def _newest(objective: Objective) -> Reading | None:
@@ -170,6 +191,7 @@ def _grid_judge(
     grid: Grid,
     end: datetime,
     now: datetime,
+    seen: Mapping[str, datetime],
     carried: set[str],
     engines: Sequence[str],
 ) -> list[Judgement]:
@@ -177,14 +199,11 @@ def _grid_judge(
     indicator = indicators()[objective.indicator]
     shares = indicator.read(reader, service=objective.service, spec=objective.spec, grid=grid)
     counts = _counts(shares, grid, of_spans=bool(indicator.span(objective.spec)))
-    scopes = _scopes(counts, carried, engines)
-    seen = {scope: _seen(reader, indicator, objective, scope, now) for scope in scopes}
-    # An engine leaves the scopes only when it is missing, so they hold whatever was seen.
-    known = [at for at in seen.values() if at is not None]
-    seen[""] = max(known) if known else _seen(reader, indicator, objective, "", now)
+    scopes = {scope: seen.get(scope) for scope in _scopes(counts, carried, engines)}
+    scopes[""] = max(seen.values(), default=None)
     nothing: list[Counts | None] = [None] * grid.count
     measured = {
-        scope: _measured(grid, counts.get(scope, nothing), at, now) for scope, at in seen.items()
+        scope: _measured(grid, counts.get(scope, nothing), at, now) for scope, at in scopes.items()
     }
     with transaction.atomic():
         booked = {
@@ -306,23 +325,15 @@ def _scopes(counts: Mapping[str, object], carried: set[str], engines: Sequence[s
     return first[:SCOPES_PER_OBJECTIVE_MAX]
 
 
-def _seen(
-    reader: Reader, indicator: Indicator, objective: Objective, scope: str, now: datetime
-) -> datetime | None:
-    """When a scope ("": any engine) was last heard of; None: not within an hour."""
+def _last_seen(objective: Objective, reader: Reader, now: datetime) -> dict[str, datetime]:
+    """By engine when it was last heard of; without those not heard of within an hour. One scrape
+    brings all families, so any answers for the others."""
+    indicator = indicators()[objective.indicator]
     if name := indicator.span(objective.spec):
         # A quiet exporter and a broken one look alike, so spans are never stale.
-        at = reader.span_last_seen(service=objective.service, name=name, instance=scope or None)
-        return None if at is None else now
-    where = {"service": objective.service} | ({"instance": scope} if scope else {})
-    newest: datetime | None = None
-    for metric in indicator.families(objective.spec):
-        at = reader.last_seen(metric, where=where)
-        newest = max(newest or at, at) if at else newest
-        # One scrape brings all families, so a fresh one answers for the others.
-        if newest is not None and now - newest <= _stale_after():
-            break
-    return newest
+        return dict.fromkeys(reader.span_last_seen(service=objective.service, name=name), now)
+    families = indicator.families(objective.spec)
+    return reader.last_seen(families, where={"service": objective.service})
 
 
 def _measured(

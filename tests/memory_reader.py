@@ -111,15 +111,24 @@ class MemoryReader:
             for instance, (good, total) in shares.items()
         ]
 
-    def last_seen(self, metric: str, *, where: Labels | None = None) -> datetime | None:
-        times = [samples[-1][0] for _, samples in self._matching(metric, where)]
-        return max(times, default=None)
+    def ahead(
+        self, grid: Grid, *, where: Labels, metrics: Sequence[str] | None = None
+    ) -> MemoryReader:
+        return self
 
-    def span_last_seen(
-        self, *, service: str, name: str, instance: str | None = None
-    ) -> datetime | None:
-        found = self._spans(service, instance, name)
-        return datetime.fromtimestamp(max(s.end_ns for s in found) / 1e9, UTC) if found else None
+    def last_seen(
+        self, metrics: Sequence[str], *, where: Labels | None = None
+    ) -> dict[str, datetime]:
+        found: dict[str, datetime] = {}
+        for metric in metrics:
+            for labels, samples in self._matching(metric, where):
+                instance, at = labels.get("instance", ""), samples[-1][0]
+                found[instance] = max(found.get(instance, at), at)
+        return found
+
+    def span_last_seen(self, *, service: str, name: str) -> dict[str, datetime]:
+        oldest_first = sorted(self._spans(service, None, name), key=lambda span: span.end_ns)
+        return {s.instance: datetime.fromtimestamp(s.end_ns / 1e9, UTC) for s in oldest_first}
 
     def trace(self, trace_id: str) -> list[Span]:
         return [span for span in self.stored_spans if span.trace_id == trace_id]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +16,14 @@ import numpy as np
 
 from tracing import search as searching
 from tracing import sql, wiring
+from tracing.series import (
+    EPOCH,
+    LOOKBACK,
+    Catalogue,
+    SeriesAhead,
+    StoreSeries,
+    milliseconds_of,
+)
 from tracing.store.store import Parameter, Store
 from tracing.types import (
     Grid,
@@ -35,17 +42,12 @@ from tracing.windows import (
     Ints,
     Samples,
     add_up,
-    milliseconds,
     split_buckets,
     steps,
     window_of,
 )
 
-# A predecessor is looked for this far back at once, further back only where one must exist.
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-LOOKBACK = timedelta(minutes=5)
 LAST_SEEN = timedelta(hours=1)
-THINNED_FROM_S = 60  # narrower windows hold so few samples that choosing costs more than reading
 TRACE_SPANS_MAX = 10_000
 SPANS_MAX = 1_000
 
@@ -56,25 +58,17 @@ def reader(tenant_id: str) -> Reader:
     return StoreReader(wiring.store(), tenant_id)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A series of the catalogue: `first_ms` its oldest sample, `known_ms` the oldest of any
-    series of the same metric and source (service, instance, node)."""
-
-    labels: Mapping[str, str]
-    first_ms: int
-    known_ms: int
-
-
 Key = tuple[str, ...]
 
 
 class StoreReader:
     """See `tracing.types.Reader`: every promise is written there."""
 
-    def __init__(self, store: Store, tenant_id: str) -> None:
+    def __init__(self, store: Store, tenant_id: str, series: StoreSeries | None = None) -> None:
         self._store = store
         self._tenant = tenant_id
+        self._series = series or StoreSeries(store, tenant_id)
+        self._ahead: dict[tuple[Any, ...], StoreReader] = {}
 
     # --- metrics -------------------------------------------------------------------------------
 
@@ -97,8 +91,8 @@ class StoreReader:
     ) -> list[Series]:
         if over not in sql.GAUGES:
             raise ValueError(f"over={over!r}, allowed: {', '.join(sql.GAUGES)}")
-        catalogue = self._catalogue((metric,), where or {})
-        samples = self._samples(sql.GAUGES[over], (metric,), where or {}, grid, grid.start)
+        catalogue = self._series.catalogue((metric,), where or {})
+        samples = self._series.gauges((metric,), where or {}, grid, over)
         window = window_of(samples.time_ms, grid)
         groups, row = _grouped(samples, window, catalogue, by)
         totals = add_up(samples.value, row, window, (len(groups), grid.count))
@@ -129,14 +123,26 @@ class StoreReader:
             for key, edges in _bucket_edges(samples, catalogue, cells, by)
         ]
 
-    def last_seen(self, metric: str, *, where: Labels | None = None) -> datetime | None:
+    def ahead(
+        self, grid: Grid, *, where: Labels, metrics: Sequence[str] | None = None
+    ) -> StoreReader:
+        # A histogram is asked for without suffix.
+        names = metrics and [m + suffix for m in metrics for suffix in ("", "_bucket", "_sum")]
+        key = (grid.start, grid.end, tuple(sorted(where.items())), names and tuple(names))
+        if key not in self._ahead:
+            series = SeriesAhead(self._store, self._tenant, grid, where, names)
+            self._ahead[key] = StoreReader(self._store, self._tenant, series)
+        return self._ahead[key]
+
+    def last_seen(
+        self, metrics: Sequence[str], *, where: Labels | None = None
+    ) -> dict[str, datetime]:
         now = datetime.now(UTC)
         # A histogram is asked for without suffix; its count is there whenever it is.
-        metrics = (metric, f"{metric}_count")
-        times = {"since_ms": _milliseconds(now - LAST_SEEN), "now_ms": _milliseconds(now)}
-        rows = self._rows(sql.LAST_SEEN, metrics, where or {}, "series", **times)
-        newest_ms = rows[0]["newest_ms"]
-        return _time(newest_ms) if newest_ms else None
+        names = [name for metric in metrics for name in (metric, f"{metric}_count")]
+        times = {"since_ms": milliseconds_of(now - LAST_SEEN), "now_ms": milliseconds_of(now)}
+        rows = self._series.rows(sql.LAST_SEEN, where or {}, "labels", metrics=names, **times)
+        return {row["instance"]: _time(row["newest_ms"]) for row in rows}
 
     # --- spans ---------------------------------------------------------------------------------
 
@@ -165,21 +171,11 @@ class StoreReader:
         }
         return _shares(self._store.query(text, parameters).to_pylist(), grid.count, by)
 
-    def span_last_seen(
-        self, *, service: str, name: str, instance: str | None = None
-    ) -> datetime | None:
+    def span_last_seen(self, *, service: str, name: str) -> dict[str, datetime]:
         now = datetime.now(UTC)
-        filters = {"service": service, "name": name}
-        if instance is not None:
-            filters["instance"] = instance
-        text, parameters = sql.span_last_seen(filters)
-        parameters |= {
-            "tenant": self._tenant,
-            "start_ns": _nanoseconds(now - LAST_SEEN),
-            "end_ns": _nanoseconds(now),
-        }
-        newest_ms = self._store.query(text, parameters).to_pylist()[0]["newest_ms"]
-        return _time(newest_ms) if newest_ms else None
+        parameters = {"service": service, "name": name, **self._between(now - LAST_SEEN, now)}
+        rows = self._store.query(sql.SPAN_LAST_SEEN, parameters).to_pylist()
+        return {row["instance"]: _time(row["newest_ms"]) for row in rows}
 
     def trace(self, trace_id: str) -> list[Span]:
         if len(trace_id) != 32 or not set(trace_id.lower()) <= set("0123456789abcdef"):
@@ -247,61 +243,13 @@ class StoreReader:
             "end_ns": _nanoseconds(end),
         }
 
-    def _table(
-        self,
-        text: str,
-        metrics: Sequence[str],
-        where: Labels,
-        column: str,
-        **values: Parameter,
-    ) -> Any:
-        text, parameters = sql.labelled(text, where, column)
-        return self._store.query(
-            text, {**parameters, "tenant": self._tenant, "metrics": metrics, **values}
-        )
-
-    def _rows(
-        self,
-        text: str,
-        metrics: Sequence[str],
-        where: Labels,
-        column: str,
-        **values: Parameter,
-    ) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._table(
-            text, metrics, where, column, **values
-        ).to_pylist()
-        return found
-
-    def _catalogue(self, metrics: Sequence[str], where: Labels) -> dict[int, _Entry]:
-        return {
-            row["series"]: _Entry(dict(row["labels"]), row["first_ms"], row["known_ms"])
-            for row in self._rows(sql.CATALOGUE, metrics, where, "labels")
-        }
-
-    def _samples(
-        self, text: str, metrics: Sequence[str], where: Labels, grid: Grid, after: datetime
-    ) -> Samples:
-        table = self._table(
-            text,
-            metrics,
-            where,
-            "series",
-            after_ms=_milliseconds(after),
-            start_ms=_milliseconds(grid.start),
-            until_ms=_milliseconds(grid.end),
-            step_ms=max(1, milliseconds(grid.step_s)),
-        )
-        return Samples(*(table.column(i).to_numpy() for i in range(3)))
-
     def _growth(
         self, metrics: Sequence[str], where: Labels, grid: Grid
-    ) -> tuple[Samples, Ints, Floats, dict[int, _Entry]]:
-        """Samples from LOOKBACK on that tell the growth, the window of each, what each adds to
-        its counter, and the series they belong to."""
-        catalogue = self._catalogue(metrics, where)
-        text = sql.COUNTERS if grid.step_s >= THINNED_FROM_S else sql.SAMPLES
-        samples = self._samples(text, metrics, where, grid, grid.start - LOOKBACK)
+    ) -> tuple[Samples, Ints, Floats, Catalogue]:
+        """Samples that tell the growth, the window of each, what each adds to its counter, and
+        the series they belong to."""
+        catalogue = self._series.catalogue(metrics, where)
+        samples = self._series.counters(metrics, where, grid)
         before: dict[int, float] = {}
         orphans = False
         for i in np.flatnonzero(samples.firsts()):
@@ -310,14 +258,12 @@ class StoreReader:
             if entry is None:
                 continue
             if entry.first_ms < time_ms:
-                orphans = orphans or time_ms > _milliseconds(grid.start)
+                orphans = orphans or time_ms > milliseconds_of(grid.start)
             elif entry.known_ms < time_ms:
                 before[series] = 0.0
         if orphans:
             # A gap longer than LOOKBACK: its far end is the last value before.
-            until_ms = _milliseconds(grid.start - LOOKBACK)
-            rows = self._rows(sql.PREDECESSORS, metrics, where, "series", until_ms=until_ms)
-            before |= {row["series"]: row["last_value"] for row in rows}
+            before |= self._series.last_values(metrics, where, grid.start - LOOKBACK)
         window = window_of(samples.time_ms, grid)
         return samples, window, steps(samples, before), catalogue
 
@@ -329,17 +275,13 @@ def _time(milliseconds: int) -> datetime:
     return EPOCH + timedelta(milliseconds=milliseconds)
 
 
-def _milliseconds(time: datetime) -> int:
-    return (time - EPOCH) // timedelta(milliseconds=1)
-
-
 def _nanoseconds(time: datetime) -> int:
     # Whole microseconds: float seconds of today hold no nanoseconds.
     return (time - EPOCH) // timedelta(microseconds=1) * 1000
 
 
 def _grouped(
-    samples: Samples, window: Ints, catalogue: Mapping[int, _Entry], by: Sequence[str]
+    samples: Samples, window: Ints, catalogue: Catalogue, by: Sequence[str]
 ) -> tuple[dict[Key, int], Ints]:
     """Groups (label values → row) that have a sample inside the grid, and each sample's row."""
     ids, inverse = np.unique(samples.series, return_inverse=True)
@@ -366,7 +308,7 @@ def _as_series(groups: Mapping[Key, int], totals: Any, by: Sequence[str]) -> lis
 
 def _bucket_edges(
     samples: Samples,
-    catalogue: Mapping[int, _Entry],
+    catalogue: Catalogue,
     cells: Mapping[Key, int],
     by: Sequence[str],
 ) -> list[tuple[Key, list[str]]]:

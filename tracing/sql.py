@@ -11,21 +11,23 @@ from tracing.types import Labels
 
 LABELS = "/*labels*/"  # the place of a condition made by `where`
 
-_SERIES_OF_METRIC = """
+_OF_METRICS = "metric IN {metrics:Array(String)}"
+
+_SERIES_OF_METRIC = f"""
     SELECT metric, series, any(labels) AS labels, min(first) AS first FROM series
-    WHERE tenant = {tenant:String} AND metric IN {metrics:Array(String)}
+    WHERE tenant = {{tenant:String}} AND {_OF_METRICS}
     GROUP BY metric, series"""
 
 # `known` looks at all series of a source, whatever the label condition selects of them.
 CATALOGUE = (
-    "SELECT series, labels, toUnixTimestamp64Milli(first) AS first_ms,"
+    "SELECT metric, series, labels, toUnixTimestamp64Milli(first) AS first_ms,"
     " toUnixTimestamp64Milli(known) AS known_ms FROM ("
-    "  SELECT series, labels, first, min(first) OVER ("
+    "  SELECT metric, series, labels, first, min(first) OVER ("
     "    PARTITION BY metric, labels['service'], labels['instance'], labels['node']) AS known"
     "  FROM (" + _SERIES_OF_METRIC + ")) WHERE " + LABELS
 )
 
-_SELECTED = "tenant = {tenant:String} AND metric IN {metrics:Array(String)} AND " + LABELS
+_SELECTED = "tenant = {tenant:String} AND " + _OF_METRICS + " AND " + LABELS
 _WITH_LABELS = "series IN (SELECT series FROM (" + _SERIES_OF_METRIC + ") WHERE {})"
 
 SAMPLES = (
@@ -37,6 +39,8 @@ SAMPLES = (
     " AND time <= fromUnixTimestamp64Milli({until_ms:Int64}, 'UTC')"
     " ORDER BY series, time LIMIT 1 BY series, time"
 )
+
+SAMPLES_AHEAD = SAMPLES + " LIMIT {most:UInt64}"
 
 # How the samples of one series and window become one.
 _OVERS = {
@@ -74,10 +78,13 @@ PREDECESSORS = (
 )
 
 LAST_SEEN = (
-    "SELECT toUnixTimestamp64Milli(max(time)) AS newest_ms FROM samples WHERE "
-    + _SELECTED
-    + " AND time > fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
-    " AND time <= fromUnixTimestamp64Milli({now_ms:Int64}, 'UTC')"
+    "SELECT labels['instance'] AS instance, toUnixTimestamp64Milli(max(newest)) AS newest_ms FROM ("
+    "  SELECT series, max(time) AS newest FROM samples"
+    "  WHERE tenant = {tenant:String} AND " + _OF_METRICS + " "
+    "  AND time > fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
+    "  AND time <= fromUnixTimestamp64Milli({now_ms:Int64}, 'UTC') GROUP BY series"
+    ") AS heard INNER JOIN (" + _SERIES_OF_METRIC + ") AS known USING series"
+    " WHERE " + LABELS + " GROUP BY instance"
 )
 
 SPAN_COLUMNS = """
@@ -100,6 +107,12 @@ _IN_TIME = (
     "tenant = {tenant:String}"
     " AND end > fromUnixTimestamp64Nano({start_ns:Int64}, 'UTC')"
     " AND end <= fromUnixTimestamp64Nano({end_ns:Int64}, 'UTC')"
+)
+
+SPAN_LAST_SEEN = (
+    "SELECT instance, toUnixTimestamp64Milli(toDateTime64(max(end), 3, 'UTC')) AS newest_ms"
+    f" FROM spans WHERE {_IN_TIME} AND service = {{service:String}} AND name = {{name:String}}"
+    " GROUP BY instance"
 )
 
 _SPAN_LABELS = ("service", "instance", "node", "name")
@@ -126,6 +139,11 @@ def labelled(text: str, labels: Labels, column: str) -> tuple[str, dict[str, Par
     if conditions and column == "series":
         condition = _WITH_LABELS.replace("{}", condition)
     return text.replace(LABELS, condition), parameters
+
+
+def of_all_metrics(text: str) -> str:
+    """`text`, already labelled, without its condition on metrics."""
+    return text.replace(_OF_METRICS, "1")
 
 
 def _measured(measure: str) -> tuple[str, dict[str, Parameter]]:
@@ -169,13 +187,6 @@ SELECT key, w, countIf({good}) AS good, count() AS total FROM (
 ) WHERE seconds IS NOT NULL GROUP BY key, w
 """
     return text, parameters
-
-
-def span_last_seen(filters: Labels) -> tuple[str, dict[str, Parameter]]:
-    """The newest end of spans that match `filters`, which are columns of the table."""
-    condition, parameters = _filtered(filters)
-    text = "SELECT toUnixTimestamp64Milli(toDateTime64(max(end), 3, 'UTC')) AS newest_ms"
-    return f"{text} FROM spans WHERE {condition}", parameters
 
 
 def _filtered(filters: Labels) -> tuple[str, dict[str, Parameter]]:

@@ -211,14 +211,22 @@ class Reader(Protocol):
         """
         ...
 
-    def last_seen(self, metric: str, *, where: Labels | None = None) -> datetime | None:
-        """Time of the newest sample of the metric within an hour, None when there is none."""
+    def ahead(self, grid: Grid, *, where: Labels, metrics: Sequence[str] | None = None) -> Reader:
+        """A reader of the same answers that has read the metrics (None: all) of exactly that
+        `where` up to the grid's end: for who will ask several questions of it inside the grid.
+
+        Asked for the same again, it is the same one: readers are made for a pass or a page.
+        """
         ...
 
-    def span_last_seen(
-        self, *, service: str, name: str, instance: str | None = None
-    ) -> datetime | None:
-        """When the newest such span within an hour ended, None when there is none."""
+    def last_seen(
+        self, metrics: Sequence[str], *, where: Labels | None = None
+    ) -> dict[str, datetime]:
+        """By `instance` the time of the newest sample of any of the metrics within an hour."""
+        ...
+
+    def span_last_seen(self, *, service: str, name: str) -> dict[str, datetime]:
+        """By `instance` when the newest such span within an hour ended."""
         ...
 
     def trace(self, trace_id: str) -> list[Span]:

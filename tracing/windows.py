@@ -7,7 +7,7 @@ a grid is (start + w step, start + (w + 1) step]. NaN marks a window in which no
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from tracing.types import Grid
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,16 @@ class Samples:
     time_ms: Ints
     value: Floats
 
-    def firsts(self) -> npt.NDArray[np.bool_]:
+    def firsts(self) -> Bools:
         """True where a series begins."""
         begins = np.ones(len(self.series), dtype=bool)
         begins[1:] = self.series[1:] != self.series[:-1]
         return begins
+
+    def take(self, parts: Sequence[slice | Bools]) -> Samples:
+        """Those parts, one after the other."""
+        columns = (self.series, self.time_ms, self.value)
+        return Samples(*(np.concatenate([column[part] for part in parts]) for column in columns))
 
 
 def milliseconds(seconds: float) -> int:
@@ -45,6 +51,24 @@ def window_of(time_ms: Ints, grid: Grid) -> Ints:
     index = -((start_ms - time_ms) // step_ms) - 1  # ceiling division: windows are left-open
     index[(index < 0) | (index >= grid.count)] = -1
     return index
+
+
+def reduced(samples: Samples, grid: Grid, over: str) -> Samples:
+    """One sample per series and window, at the time of the newest: their avg, max, min or last."""
+    window = window_of(samples.time_ms, grid)
+    begins = samples.firsts()
+    begins[1:] |= window[1:] != window[:-1]
+    first = np.flatnonzero(begins)
+    if not len(first):
+        return samples
+    last = np.append(first[1:], len(window)) - 1
+    if over == "avg":
+        value = np.add.reduceat(samples.value, first) / (last - first + 1)
+    elif over == "last":
+        value = samples.value[last]
+    else:
+        value = {"max": np.maximum, "min": np.minimum}[over].reduceat(samples.value, first)
+    return Samples(samples.series[first], samples.time_ms[last], value)
 
 
 def steps(samples: Samples, before: Mapping[int, float]) -> Floats:

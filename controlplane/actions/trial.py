@@ -13,6 +13,7 @@ from django.conf import settings
 
 from controlplane.actions import verify
 from controlplane.actions.models import Action, Priority
+from controlplane.diagnosis.amounts import several
 from slo.budget import Counts
 from slo.judging import settle_s
 from slo.models import Objective, Reading
@@ -61,6 +62,7 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
     end = action.applied_at + timedelta(seconds=action.ttl_s - margin_s)
     if incident is None and action.priority != Priority.PERSON and action.undoes_id is None:
         return Judged(verify.Verdict.INCONCLUSIVE, "its incident is gone", {})
+    reader = _ahead(action, reader, now)
     queue = _queue(action, reader, now)
     if incident is None:
         promises = _guards(action, reader, queue.gone_at)
@@ -98,6 +100,20 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
             "sentence": result.sentence,
         },
     )
+
+
+def _ahead(action: Action, reader: Reader, now: datetime) -> Reader:
+    """A reader that has read the queue and the arrivals of the trial and the windows before it."""
+    assert action.applied_at is not None
+    window_s = settings.TRIMTAB_CONTROL_WINDOW_S
+    start = action.applied_at - (BEFORE_WINDOWS_MAX + 1) * timedelta(seconds=window_s)
+    end = max(action.applied_at, min(now, _over_at(action)))
+    grid = Grid(start, end, window_s)
+    return reader.ahead(grid, where=_where(action), metrics=(WAITING, ARRIVALS))
+
+
+def _where(action: Action) -> dict[str, str]:
+    return {"service": action.engine.service, "instance": action.engine.name}
 
 
 def _guards(
@@ -190,8 +206,10 @@ def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
         if waiting <= QUEUE_MIN or resting == verify.WINDOWS_MIN:
             break
     known = found and not math.isnan(found[-1])
-    told = f"{found[-1]:,.0f} requests before the change, " if known else ""
-    told = f"({told}{last:,.0f} now)"
+    told = f"{last:,.0f} now"
+    if known:
+        told = f"{several(found[-1], 'request', 'requests', ',.0f')} before the change, {told}"
+    told = f"({told})"
     rests = resting == verify.WINDOWS_MIN
     if rests and _grew(found) and last >= FALLING * found[-1]:
         words = f"no better, as the queue, which was growing, has not gone down {told}"
@@ -215,8 +233,7 @@ def _grew(waiting: Sequence[float]) -> bool:
 
 def _waiting(action: Action, reader: Reader, grid: Grid, *, over: str) -> list[float]:
     """Requests waiting in the engine, one number a window; NaN where not measured."""
-    where = {"service": action.engine.service, "instance": action.engine.name}
-    series = reader.gauge(WAITING, grid, where=where, over=over)
+    series = reader.gauge(WAITING, grid, where=_where(action), over=over)
     return [float(v) for v in series[0].values] if series else []
 
 
@@ -245,8 +262,7 @@ def _sample(newest_first: list[Reading], action: Action, reader: Reader) -> veri
 def _arrivals(readings: list[Reading], action: Action, reader: Reader) -> float | None:
     """Requests the engine received in the windows, None when it does not say."""
     grid = Grid(_start(readings[0]), readings[-1].window_end, readings[0].window_s)
-    where = {"service": action.engine.service, "instance": action.engine.name}
-    series = reader.increase(ARRIVALS, grid, where=where)
+    series = reader.increase(ARRIVALS, grid, where=_where(action))
     if not series:
         return None
     by_end = dict(zip(grid.ends(), series[0].values, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -49,7 +50,8 @@ class Story:
 
     `because` is empty until explained, and tells of a second fault as well; `also` lists it.
     `no_action` says why the cause has no remedy to try. `verdict` is empty, or "infeasible".
-    `hits` are the incident and those that are part of it.
+    `hits` are the incident and those that are part of it. The evidence is read when it is asked
+    for: only the page of one incident shows it.
     """
 
     what: str
@@ -59,13 +61,32 @@ class Story:
     score: float = 0.0
     no_action: str = ""
     verdict: str = ""
-    also: list[Rival] = field(default_factory=list)
     hits: list[Hit] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
-    evidence_for: list[Evidence] = field(default_factory=list)
-    evidence_against: list[Evidence] = field(default_factory=list)
-    rivals: list[Rival] = field(default_factory=list)
+
+    @property
+    def evidence_for(self) -> list[Evidence]:
+        return [e for e in self._evidence if e.cause == self.cause and e.supports]
+
+    @property
+    def evidence_against(self) -> list[Evidence]:
+        return [e for e in self._evidence if e.cause == self.cause and not e.supports]
+
+    @property
+    def also(self) -> list[Rival]:
+        return _told(self.diagnosis.also, self._evidence) if self.diagnosis else []
+
+    @property
+    def rivals(self) -> list[Rival]:
+        found = _told(self.diagnosis.rivals, self._evidence) if self.diagnosis else []
+        return [_without_claim(each) for each in found]
+
+    @cached_property
+    def _evidence(self) -> list[Evidence]:
+        if self.diagnosis is None:
+            return []
+        return list(self.diagnosis.evidence.all())
 
 
 def incidents_open(tenant: Tenant) -> list[Incident]:
@@ -172,11 +193,6 @@ def story(incident: Incident) -> Story:
     hits = [_hit(each) for each in (incident, *incident.parts.all())]
     if diagnosis is None:
         return Story(what=_what(incident, hits), hits=hits, numbers=_numbers(incident))
-    evidence = list(diagnosis.evidence.all())
-    for each in evidence:
-        each.diagnosis = diagnosis
-    diagnosis.incident = incident
-    named = [e for e in evidence if e.cause == diagnosis.cause]
     return Story(
         what=_what(incident, hits),
         because=diagnosis.because,
@@ -185,13 +201,9 @@ def story(incident: Incident) -> Story:
         score=diagnosis.score,
         no_action=str(diagnosis.facts.get("no_action", "")),
         verdict=diagnosis.verdict,
-        also=_told(diagnosis.also, evidence),
         hits=hits,
         numbers=_numbers(incident) | diagnosis.facts,
         diagnosis=diagnosis,
-        evidence_for=[e for e in named if e.supports],
-        evidence_against=[e for e in named if not e.supports],
-        rivals=[_without_claim(each) for each in _told(diagnosis.rivals, evidence)],
     )
 
 
@@ -218,10 +230,9 @@ def _hit(incident: Incident) -> Hit:
 
 
 def _incidents(tenant: Tenant) -> QuerySet[Incident]:
-    diagnoses = Prefetch("diagnoses", Diagnosis.objects.prefetch_related("evidence"))
     parts = Prefetch("parts", Incident.objects.select_related("objective").order_by("opened_at"))
     rows = Incident.objects.filter(tenant=tenant).select_related("objective", "tenant", "part_of")
-    return rows.prefetch_related(diagnoses, parts)
+    return rows.prefetch_related("diagnoses", parts)
 
 
 def _what(incident: Incident, hits: Sequence[Hit]) -> str:

@@ -64,6 +64,8 @@ def incident_update(*, judgement: Judgement, now: datetime) -> Incident | None:
     age_s = (now - judgement.window_end).total_seconds()
     if judgement.signal != Signal.OK or age_s > REJUDGE_WINDOWS * judgement.window_s + settle_s():
         return None
+    if not (judgement.bad or any(pair.firing for pair in judgement.pairs)):
+        return None  # what opens an incident ends with the window that is judged
     tail = _tail(judgement.objective, judgement.scope, until=judgement.window_end)
     trigger = _trigger(judgement, tail)
     if trigger is None or _covered(judgement):

@@ -89,6 +89,7 @@ def scene_of(*, incident: Incident, reader: Reader, now: datetime) -> Scene | No
     ]
     past, onset = before(incident, min([incident.run_since, *others]), window)
     recent = Grid(max(past, end - 2 * INCIDENT_WINDOWS_MAX * window), end, newest.window_s)
+    reader = reader.ahead(recent, where=engine.where)
     changes = changes_of(reader, engine, recent)
     start = max(incident.run_since, end - INCIDENT_WINDOWS_MAX * window)
     if changes:
@@ -181,9 +182,8 @@ def changes_of(reader: Reader, engine: EngineFacts, grid: Grid) -> tuple[Change,
     within a window are told apart.
     """
     fine = Grid(grid.start, grid.end, grid.step_s / STEPS_PER_WINDOW)
-    where = {"service": engine.service, "instance": engine.name}
-    knobs = reader.gauge("engine:knob", fine, where=where, by=("knob",), over="last")
-    asked = reader.increase("engine:config_changes_total", fine, where=where, by=("by",))
+    knobs = reader.gauge("engine:knob", fine, where=engine.where, by=("knob",), over="last")
+    asked = reader.increase("engine:config_changes_total", fine, where=engine.where, by=("by",))
     found = [
         Change(knob, _value(engine, knob, old), _value(engine, knob, new), at, _who(asked, place))
         for one in knobs

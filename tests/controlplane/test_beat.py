@@ -7,6 +7,7 @@ import pytest
 from celery import Celery
 
 from controlplane.celery import SteadyScheduler
+from controlplane.celery import app as celery_app
 
 
 class Noted(SteadyScheduler):
@@ -41,3 +42,8 @@ def test_a_clock_set_back_stops_no_task(monkeypatch: pytest.MonkeyPatch) -> None
     after = pass_s(31)
     assert after.count("fast") >= 5
     assert after.count("slow") >= 1
+
+
+def test_a_task_does_not_wait_for_the_worker_of_this_process_to_look() -> None:
+    with celery_app.connection_for_read() as connection:
+        assert connection.transport.polling_interval <= 0.1

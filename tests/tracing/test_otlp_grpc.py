@@ -82,7 +82,7 @@ def test_metrics_have_their_own_service(address: str, reader: StoreReader) -> No
         "delta_temporality: 1; first: point 0 of metric 'c': its temporality is not cumulative "
         "(2), the only one supported"
     )
-    assert reader.last_seen("depth") is not None
+    assert reader.last_seen(["depth"])
 
 
 def test_one_bad_span_is_rejected_alone(address: str, reader: StoreReader) -> None:

@@ -300,4 +300,4 @@ def test_one_bad_point_is_rejected_alone(
     assert found["rejectedDataPoints"] == "1"
     assert found["errorMessage"].startswith(f"{reason}: 1; first: ")
     assert words in found["errorMessage"]
-    assert reader.last_seen("good") is not None
+    assert reader.last_seen(["good"])

@@ -11,7 +11,8 @@ import pytest
 
 from tests.tracing.otlp import CHAT, Metrics, send_metrics
 from tracing.ingest import Door
-from tracing.query import THINNED_FROM_S, StoreReader
+from tracing.query import StoreReader
+from tracing.series import THINNED_FROM_S
 from tracing.types import Grid
 
 NAN = math.nan
@@ -214,7 +215,7 @@ def test_nothing_known_is_an_empty_answer(reader: StoreReader) -> None:
     assert reader.increase("c", grid(0, 60)) == []
     assert reader.gauge("c", grid(0, 60)) == []
     assert reader.histogram("c", grid(0, 60)) == []
-    assert reader.last_seen("c") is None
+    assert reader.last_seen(["c"]) == {}
 
 
 def test_last_seen_is_the_newest_sample_within_an_hour(
@@ -223,11 +224,13 @@ def test_last_seen_is_the_newest_sample_within_an_hour(
     send_metrics(door, tenant, Metrics().gauge("g", at(3), 1).gauge("g", at(1), 1))
     send_metrics(door, tenant, Metrics().histogram("h", at(7), [1], [1, 1], 1))
     send_metrics(door, tenant, Metrics().gauge("old", at(-3600), 1))
-    assert reader.last_seen("g") == at(3)
-    assert reader.last_seen("h") == at(7)
-    assert reader.last_seen("g", where={"instance": "engine-0"}) == at(3)
-    assert reader.last_seen("g", where={"instance": "engine-1"}) is None
-    assert reader.last_seen("old") is None
+    other = Metrics({**CHAT, "service.instance.id": "engine-1"})
+    send_metrics(door, tenant, other.gauge("g", at(5), 1))
+    assert reader.last_seen(["g"]) == {"engine-0": at(3), "engine-1": at(5)}
+    assert reader.last_seen(["g", "h"]) == {"engine-0": at(7), "engine-1": at(5)}
+    assert reader.last_seen(["g"], where={"instance": "engine-0"}) == {"engine-0": at(3)}
+    assert reader.last_seen(["g"], where={"service": "nobody"}) == {}
+    assert reader.last_seen(["old"]) == {}
 
 
 def test_a_sample_from_a_clock_ahead_is_not_seen_before_its_time(
@@ -236,7 +239,7 @@ def test_a_sample_from_a_clock_ahead_is_not_seen_before_its_time(
     now = datetime.now(UTC).replace(microsecond=0)
     metrics = Metrics().gauge("g", now - timedelta(minutes=2), 1)
     send_metrics(door, tenant, metrics.gauge("g", now + timedelta(minutes=5), 1))
-    assert reader.last_seen("g") == now - timedelta(minutes=2)
+    assert reader.last_seen(["g"]) == {"engine-0": now - timedelta(minutes=2)}
 
 
 def test_wide_windows_are_exact_although_few_samples_leave_the_store(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.models import Diagnosis, Incident
+from controlplane.diagnosis.selectors import incidents_open
 from controlplane.diagnosis.selectors import story as tell
 from controlplane.diagnosis.services import (
     diagnosis_confirm,
@@ -26,6 +29,7 @@ from tracing.types import Signal
 pytestmark = pytest.mark.django_db
 START = datetime(2026, 3, 1, tzinfo=UTC)
 WINDOW_S = 15.0
+WINDOW = timedelta(seconds=WINDOW_S)
 
 
 class Story:
@@ -115,6 +119,43 @@ def test_one_bad_window_opens_nothing() -> None:
     story = Story()
     for bad in (0, 90, 0, 90, 0):
         assert story.judge(bad) is None
+
+
+def test_a_calm_window_reads_no_others() -> None:
+    story = Story()
+    story.judge(80)
+    with CaptureQueriesContext(connection) as asked:
+        story.judge(1)
+    assert not any("LIMIT 40" in query["sql"] for query in asked)
+    with CaptureQueriesContext(connection) as asked:
+        story.judge(80)
+    assert any("LIMIT 40" in query["sql"] for query in asked)
+
+
+def test_the_story_is_told_without_its_evidence_until_that_is_asked_for() -> None:
+    story = Story()
+    story.judge(80)
+    incident = story.judge(80)
+    assert incident is not None
+    for age in range(3):
+        found = incident.diagnoses.create(
+            cause="slow_host",
+            score=0.9,
+            because="the host is slow",
+            made_at=story.now() - age * WINDOW,
+            window_start=START,
+            window_end=story.now(),
+        )
+        found.evidence.create(cause="slow_host", supports=True, sentence=f"look {age}")
+    with CaptureQueriesContext(connection) as asked:
+        (one,) = incidents_open(story.tenant)
+        told = tell(one)
+        assert told.because == "the host is slow"
+    assert not any("diagnosis_evidence" in query["sql"] for query in asked)
+    with CaptureQueriesContext(connection) as asked:
+        assert [fact.sentence for fact in told.evidence_for] == ["look 0"]
+        assert told.evidence_against == []
+    assert len(asked) == 1
 
 
 def test_few_events_open_nothing() -> None:
