@@ -1,7 +1,7 @@
 """Things that go wrong on purpose, for tests, benches and the demo: each really happens.
 
     slow_host        busy processes share the CPU of the step thread
-    capture_lost     the captured graphs are dropped and cannot be built again
+    capture_lost     the captured graph or compiled step is dropped and cannot be had again
     kv_pool_halved   half of the KV pool's blocks are taken away
     none             all of it is mended
 
