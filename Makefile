@@ -9,6 +9,7 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 DEV := .venv/.dev
 NODE := node_modules/.ok
+STEP := .venv/.step
 WORDS := $(patsubst %.po,%.mo,$(wildcard locale/*/LC_MESSAGES/django.po))
 
 .PHONY: help run stop status test check bench chaos setup system words clean
@@ -26,9 +27,9 @@ stop: ## end what `make run` started, and nothing else
 status: ## what runs, how it stands, what it costs
 	@$(BIN)/trimtab status
 
-setup: $(RUNTIME) $(NODE) $(WORDS) ## Python, front-end files and translations, for running
+setup: $(RUNTIME) $(NODE) $(WORDS) $(STEP) ## Python, front-end files, translations, compiled step
 
-test: $(DEV) $(NODE) $(WORDS) system ## set up what the tests need and run them
+test: $(DEV) $(NODE) $(WORDS) system $(STEP) ## set up what the tests need and run them
 	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal $(ARGS)
 
 check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
@@ -40,10 +41,10 @@ check: $(DEV) $(NODE) ## lint, types, import rules, Django's own checks
 	  echo '· makemigrations --check'; $(BIN)/python manage.py makemigrations --check --dry-run; \
 	  rm -rf "$$TRIMTAB_HOME"
 
-bench: $(DEV) $(NODE) ## same-run comparisons; each prints its figures and PASS or FAIL
+bench: $(DEV) $(NODE) $(STEP) ## same-run comparisons; each prints its figures and PASS or FAIL
 	@for b in bench/ingest.py bench/loop.py bench/quiet.py bench/diagnosis.py bench/fail_static.py bench/conservation.py; do echo "== $$b"; $(BIN)/python $$b; done
 
-chaos: $(DEV) $(NODE) ## kill −9 control plane, agent and engine under load, then count (N=50)
+chaos: $(DEV) $(NODE) $(STEP) ## kill −9 control plane, agent and engine under load, then count (N=50)
 	@$(BIN)/python bench/chaos.py --kills $${N:-50}
 
 words: $(DEV) ## collect the strings of pages into locale/, name those without a translation
@@ -72,6 +73,12 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	@echo '· translations'
 	@$(BIN)/python -c 'import polib, sys; polib.pofile(sys.argv[1]).save_as_mofile(sys.argv[2])' $< $@
 
+# Compiled once for a machine; an engine that does not find it has it made while it serves.
+$(STEP): $(addprefix engine/,exec/build.py exec/compiled.py exec/decode.py kv/pool.py models/llama.py) | $(RUNTIME)
+	@echo "· the engine's decode step, compiled (half a minute, once)"
+	@$(BIN)/python -m engine.exec.build
+	@touch $@
+
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo '· Python packages, with those for development'
 	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[engine,dev]'
@@ -88,7 +95,7 @@ system:
 	@missing=''; \
 	[ -x /usr/bin/chromium ] || missing="$$missing chromium"; \
 	command -v xgettext >/dev/null || missing="$$missing gettext"; \
-	command -v gcc >/dev/null || missing="$$missing gcc libc6-dev"; \
+	command -v g++ >/dev/null || missing="$$missing g++"; \
 	if [ -n "$$missing" ]; then \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "· apt-get install$$missing"; \
