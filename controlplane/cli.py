@@ -1,4 +1,4 @@
-"""The `trimtab` command. One function a subcommand; `trimtab --help` lists them.
+"""The `trimtab` command. One function a subcommand; command_line.py says what each takes.
 
 Commands that touch telemetry go through the REST API: exactly one process owns the embedded store.
 """
@@ -18,82 +18,26 @@ from typing import Any, NoReturn
 
 from controlplane import declare
 from controlplane.client import Client, Stop
+from controlplane.columns import table
+from controlplane.command_line import parser
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+
+DAEMONS = {"demo": "controlplane.demo", "agent": "gpu_agent", "engine": "engine"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status, 2 for a wrong command line."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     # The daemons have command lines of their own: hand everything over untouched.
-    modules = {"demo": "controlplane.demo", "agent": "gpu_agent", "engine": "engine"}
-    if arguments and arguments[0] in modules:
-        hand_over(modules[arguments[0]], arguments[1:])
+    if arguments and arguments[0] in DAEMONS:
+        hand_over(DAEMONS[arguments[0]], arguments[1:])
     options = parser().parse_args(arguments)
     try:
-        return int(options.run(options) or 0)
+        return int(RUN[options.command](options) or 0)
     except Stop as stop:
         print(f"trimtab {options.command}: {stop}", file=sys.stderr)
         return 1
-
-
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="trimtab",
-        description="An SLO control plane for LLM inference fleets.",
-        epilog="State lives in TRIMTAB_HOME (default ./var). Settings: docs/settings.md.",
-    )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def add(name: str, run: Callable[[argparse.Namespace], int | None], about: str) -> Any:
-        command = commands.add_parser(name, help=about, description=about)
-        command.set_defaults(run=run)
-        return command
-
-    add("up", up, "Run the control plane: pages, API, OTLP, loop.")
-    for name, about in (
-        ("demo", "The whole loop on this machine: control plane, engine, agent, load."),
-        ("engine", "Run the reference engine (`trimtab engine --help`)."),
-        ("agent", "Run a node's agent (`trimtab agent --help`)."),
-    ):
-        commands.add_parser(name, help=about, add_help=False)
-    status_ = add("status", status, "What runs, how it stands, what it costs.")
-    status_.add_argument("--url", help="control plane (default: TRIMTAB_PUBLIC_URL)")
-    for noun in ("objective", "contract"):
-        declare.add_arguments(add(noun, promise, declare.ABOUT[noun]), noun)
-    token_ = add("token", token, "Make a token, list them, or revoke one.")
-    token_.add_argument("verb", choices=["create", "list", "revoke"])
-    token_.add_argument("--kind", choices=["ingest", "agent", "api"], default="ingest")
-    token_.add_argument(
-        "--scope", action="append", choices=["read", "write", "act"],
-        help="create --kind api: what it may do; repeat for more (default: all)",
-    )  # fmt: skip
-    token_.add_argument("--name", default="cli", help="what it is for; shown in lists")
-    token_.add_argument("--prefix", help="revoke: the token's first characters, as listed")
-    token_.add_argument("--tenant", default="default")
-    channel_ = add("channel", alerts, "Say where messages about incidents go.")
-    channel_.add_argument("verb", choices=["add", "list", "test", "remove"])
-    channel_.add_argument("--name", help="what people call it; one of its name per tenant")
-    channel_.add_argument("--url", help="add: where to POST; - reads it from standard input")
-    channel_.add_argument("--kind", default="webhook", help="add: how (default: webhook)")
-    channel_.add_argument("--secret", help="add: to sign with; - reads it from standard input")
-    channel_.add_argument("--severity", help="add: page, or ticket for all (default)")
-    channel_.add_argument("--remind-minutes", type=int, help="add: 0 says it once (default: 60)")
-    channel_.add_argument("--tenant", default="default")
-    silence_ = add("silence", alerts, "Keep quiet about a service, an objective or an engine.")
-    silence_.add_argument("verb", choices=["add", "list", "end"])
-    for scope in ("service", "objective", "engine"):
-        silence_.add_argument(f"--{scope}", help=f"add: of this {scope} alone")
-    silence_.add_argument("--for", dest="lasts", metavar="TIME", help="add: 30m, 8h or 7d")
-    silence_.add_argument("--reason", help="add: why, for whoever wonders")
-    silence_.add_argument("--id", help="end: as listed; its first characters do")
-    silence_.add_argument("--tenant", default="default")
-    audit_ = add("audit", audit, "Check the audit log's chain, or list its newest entries.")
-    audit_.add_argument("verb", choices=["verify", "list"])
-    audit_.add_argument("--expect", default="", help="verify: a digest that has to be in it")
-    audit_.add_argument("--tenant", default="default")
-    add("stop", stop, "End what `make run` started, and nothing else.")
-    return top
 
 
 def hand_over(module: str, arguments: Sequence[str]) -> NoReturn:
@@ -276,16 +220,25 @@ def token(options: argparse.Namespace) -> None:
         print(secret)
         print(f"{made.kind} token {made.name!r}; shown this once.", file=sys.stderr)
     elif options.verb == "list":
-        for row in Token.objects.filter(tenant=tenant).order_by("created_at"):
-            used = f"{row.last_used_at:%Y-%m-%d %H:%M}" if row.last_used_at else "never used"
-            print(f"{row.prefix}…  {row.kind:<6}  {row.name:<24}  {','.join(row.scopes):<14}  "
-                  f"{'revoked' if row.revoked_at else used}")  # fmt: skip
+        rows = Token.objects.filter(tenant=tenant).order_by("created_at")
+        none = "No token yet. Make one: trimtab token create --help"
+        print(*table(TOKEN_HEADS, map(token_row, rows), none=none), sep="\n")
     else:
-        rows = Token.objects.filter(tenant=tenant, prefix=options.prefix, revoked_at=None)
-        if len(rows) != 1:
-            raise Stop(f"--prefix {options.prefix!r} names {len(rows)} live tokens; want one")
-        token_revoke(token=rows[0])
-        print(f"Revoked {rows[0].prefix}… ({rows[0].name}).")
+        given = options.prefix.removesuffix("…")
+        live = Token.objects.filter(tenant=tenant, prefix=given, revoked_at=None)
+        if len(live) != 1:
+            raise Stop(f"--prefix {options.prefix!r} names {len(live)} live tokens; want one")
+        token_revoke(token=live[0])
+        print(f"Revoked {live[0].prefix}… ({live[0].name}).")
+
+
+TOKEN_HEADS = ("TOKEN", "KIND", "NAME", "SCOPES", "LAST USED (UTC)")
+
+
+def token_row(row: Any) -> tuple[str, ...]:
+    used = f"{row.last_used_at:%Y-%m-%d %H:%M}" if row.last_used_at else "never"
+    scopes = ",".join(row.scopes) or "–"
+    return f"{row.prefix}…", row.kind, row.name, scopes, "revoked" if row.revoked_at else used
 
 
 def alerts(options: argparse.Namespace) -> None:
@@ -323,6 +276,11 @@ def stop(options: argparse.Namespace) -> None:
     home = Path(os.environ.get("TRIMTAB_HOME", Path(__file__).resolve().parent.parent / "var"))
     hand_over("controlplane.demo.processes", [str(home)])
 
+
+RUN: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "up": up, "status": status, "objective": promise, "contract": promise, "token": token,
+    "channel": alerts, "silence": alerts, "audit": audit, "stop": stop,
+}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

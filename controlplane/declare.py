@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from controlplane.client import Client, Refused, Stop
+from controlplane.columns import table
 from slo.openslo import (
     FILE_CHARS_MAX,
     Document,
@@ -19,29 +21,28 @@ from slo.openslo import (
     text_of,
 )
 
-ABOUT = {
-    "objective": "Promise something: apply files, list, get, delete.",
-    "contract": "What misses cost, and have cost so far: list, get, delete.",
-}
 DOCUMENT_OF = {"objectives": objective_document, "contracts": contract_document}
 
 
 def add_arguments(command: argparse.ArgumentParser, noun: str) -> None:
-    verbs = command.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = command.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")
+
+    def add(name: str, about: str) -> Any:
+        verb = verbs.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        verb.add_argument("--url", help="control plane (default: TRIMTAB_PUBLIC_URL)")
+        return verb.add_argument
+
     if noun == "objective":
-        about = "Create and update what files declare, objectives and contracts: all or none."
-        apply_ = verbs.add_parser("apply", help=about, description=about)
-        apply_.add_argument(
-            "-f", "--file", action="append", required=True, help="YAML; - is standard input"
-        )
-        apply_.add_argument("--dry-run", action="store_true", help="say what would change, only")
-    verbs.add_parser("list", help=f"Each {noun} and how it stands.")
-    get = verbs.add_parser("get", help=f"A {noun} as the file that declares it.")
-    delete = verbs.add_parser("delete", help=f"Delete a {noun} and what was counted for it.")
-    for one in (get, delete):
-        one.add_argument("slug")
-    for one in verbs.choices.values():
-        one.add_argument("--url", help="control plane (default: TRIMTAB_PUBLIC_URL)")
+        argument = add("apply", "create and update what files declare, contracts too: all or none")
+        argument("-f", "--file", action="append", required=True, help="YAML; - is standard input")
+        argument("--dry-run", action="store_true", help="say what would change, only")
+    add("list", f"every {noun} and how it stands")
+    add("get", f"print the {noun} as the file that declares it")(
+        "slug", metavar="SLUG", help="as listed"
+    )
+    add("delete", f"delete the {noun} and what was counted for it")(
+        "slug", metavar="SLUG", help="as listed"
+    )
 
 
 def run(client: Client, options: argparse.Namespace) -> None:
@@ -50,8 +51,9 @@ def run(client: Client, options: argparse.Namespace) -> None:
     if options.verb == "apply":
         apply(client, options.file, dry_run=options.dry_run)
     elif options.verb == "list":
-        for row in client.rows(noun):
-            print(ROW_OF[noun](row))
+        heads, cells = TABLE_OF[noun]
+        none = f"No {options.command} yet. Declare one: trimtab objective apply -f FILE"
+        print(*table(heads, map(cells, client.rows(noun)), none=none), sep="\n")
     elif options.verb == "get":
         row = client.get(f"{noun}/{quote(options.slug, safe='')}/")
         sys.stdout.write(text_of([DOCUMENT_OF[noun](row)]))
@@ -60,29 +62,31 @@ def run(client: Client, options: argparse.Namespace) -> None:
         print(f"Deleted {options.command} {options.slug}.")
 
 
-def objective_row(row: dict[str, Any]) -> str:
+def objective_row(row: dict[str, Any]) -> tuple[str, ...]:
     standing = row["standing"]
     left = standing["budget_left"]
-    known = "no data" if left is None else f"{left:.0%} of the budget left"
+    known = "no data" if left is None else f"{left:.0%}"
     state = standing["state"] if row["enabled"] else "disabled"
-    return f"{row['slug']:<24}  {state:<8}  {row['service']}: {row['good_event']}, {known}"
+    return row["slug"], state, known, row["service"], row["good_event"]
 
 
-def contract_row(row: dict[str, Any]) -> str:
+def contract_row(row: dict[str, Any]) -> tuple[str, ...]:
     accrued = row["accrued"]
     if accrued is None:
         owed = f"from {row['starts_on']}"
     elif accrued["percent"] is None:
         owed = "nothing measured yet"
     else:
-        owed = f"{accrued['percent']:g} % of the fee so far"
+        owed = f"{accrued['percent']:g} % of the fee"
         if accrued["amount"] is not None:
             owed += f", {accrued['amount']:,.2f} {row['currency']}"
-    between = f"{row['provider']} to {row['consumer']}"
-    return f"{row['slug']:<24}  {row['period']:<5}  {between}: {owed}"
+    return row["slug"], row["period"], row["provider"], row["consumer"], owed
 
 
-ROW_OF = {"objectives": objective_row, "contracts": contract_row}
+TABLE_OF: dict[str, tuple[tuple[str, ...], Callable[[dict[str, Any]], tuple[str, ...]]]] = {
+    "objectives": (("OBJECTIVE", "STATE", "BUDGET LEFT", "SERVICE", "GOOD IS"), objective_row),
+    "contracts": (("CONTRACT", "PER", "PROVIDER", "CONSUMER", "OWED SO FAR"), contract_row),
+}
 
 
 # --- apply ----------------------------------------------------------------------------------------

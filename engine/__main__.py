@@ -49,7 +49,7 @@ def parse(arguments: list[str]) -> EngineConfig:
     """Exits with 2 and a message for what argparse or EngineConfig does not allow."""
     default = EngineConfig()
     parser = argparse.ArgumentParser(
-        prog="python -m engine",
+        prog="trimtab engine",
         description="Serves a small Llama-style model over an OpenAI-compatible API.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -62,8 +62,14 @@ def parse(arguments: list[str]) -> EngineConfig:
     add("--model", choices=MODELS, default=default.model, help="size of the built-in model")
     add("--seed", type=int, default=default.seed, help="seed of the model's weights")
     add("--threads", type=int, default=default.threads, help="CPU threads of a forward pass")
-    add("--model-len-max", type=int, default=default.model_len_max, help="tokens of a sequence")
-    add("--kv-pool-blocks", type=int, default=default.kv_pool_blocks, help="size of the KV cache")
+    add(
+        "--model-len-max", type=int, default=default.model_len_max, metavar="TOKENS",
+        help="of a prompt with its answer",
+    )  # fmt: skip
+    add(
+        "--kv-pool-blocks", type=int, default=default.kv_pool_blocks, metavar="BLOCKS",
+        help="size of the KV cache",
+    )  # fmt: skip
     add(
         "--block-size",
         type=int,
@@ -71,11 +77,28 @@ def parse(arguments: list[str]) -> EngineConfig:
         default=default.block_size,
         help="tokens of a KV block, until kv_block_size is changed",
     )
-    add("--queue-requests-max", type=int, default=default.queue_requests_max, help="then 429")
-    add("--queue-tokens-max", type=int, default=default.queue_tokens_max, help="then 429")
-    add("--drain-s-max", type=float, default=default.drain_s_max, help="on SIGTERM, to finish in")
-    add("--state", type=Path, default=None, help="folder of the runtime configuration")
-    add("--otlp", default="", metavar="URL", help="OTLP/HTTP endpoint for spans; none: no tracing")
+    add(
+        "--queue-requests-max", type=int, default=default.queue_requests_max, metavar="REQUESTS",
+        help="may wait; the next is answered 429",
+    )  # fmt: skip
+    add(
+        "--queue-tokens-max", type=int, default=default.queue_tokens_max, metavar="TOKENS",
+        help="may wait, likewise",
+    )  # fmt: skip
+    add(
+        "--drain-s-max", type=float, default=default.drain_s_max, metavar="SECONDS",
+        help="to finish in, after SIGTERM",
+    )  # fmt: skip
+    # Not given, these are not there: no default is to be told.
+    absent = argparse.SUPPRESS
+    add(
+        "--state", type=Path, default=absent, metavar="FOLDER",
+        help="keeps the runtime configuration; without it a restart forgets it",
+    )  # fmt: skip
+    add(
+        "--otlp", default=absent, metavar="URL",
+        help="OTLP/HTTP endpoint for spans; without it there are none",
+    )  # fmt: skip
     add(
         "--ingest-token-env",
         default="TRIMTAB_INGEST_TOKEN",
@@ -84,19 +107,23 @@ def parse(arguments: list[str]) -> EngineConfig:
     )
     add(
         "--faults-token-env",
-        default="",
+        default=absent,
         metavar="NAME",
-        help="environment variable with the bearer token that opens POST /v1/faults; none: closed",
+        help="environment variable with the bearer token that opens POST /v1/faults; without it "
+        "that is closed",
     )
     options = vars(parser.parse_args(arguments))
     token = os.environ.get(options.pop("ingest_token_env"), "")
-    named = options.pop("faults_token_env")
+    named = options.pop("faults_token_env", "")
     faults = os.environ.get(named, "") if named else ""
     if named and not faults:
         parser.error(f"--faults-token-env: the environment variable {named!r} is not set or empty")
     try:
         return EngineConfig(
-            otlp_endpoint=options.pop("otlp"), ingest_token=token, faults_token=faults, **options
+            otlp_endpoint=options.pop("otlp", ""),
+            ingest_token=token,
+            faults_token=faults,
+            **options,
         )
     except ValueError as error:
         parser.error(str(error))

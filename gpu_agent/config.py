@@ -63,12 +63,21 @@ class Config:
 
 @dataclass(frozen=True)
 class Setting:
-    """`read` turns text (or a TOML value) into the value; it raises ValueError saying "want …"."""
+    """`read` turns text (or a TOML value) into the value; it raises ValueError saying "want …".
+    `shown` stands for the value in the help."""
 
     name: str
     read: Callable[[Any], Any]
     default: Any
+    shown: str
     help: str
+
+    @property
+    def about(self) -> str:
+        if self.default is None:
+            return self.help
+        default = "on" if self.default is True else self.default
+        return f"{self.help} (default: {default})"
 
 
 def _number(minimum: float, maximum: float) -> Callable[[Any], float]:
@@ -131,24 +140,33 @@ def _text(value: Any) -> str:
 
 
 SETTINGS = (
-    Setting("node", _name, None, "this node's name (default: the host name)"),
+    Setting("node", _name, None, "NAME", "this node's name (default: the host name)"),
     Setting(
-        "state_dir", _path, None, "journal, spool, agent_id (default: $TRIMTAB_HOME/agent-NODE)"
+        "state_dir", _path, None, "FOLDER",
+        "journal, spool, agent_id (default: $TRIMTAB_HOME/agent-NODE)",
     ),
-    Setting("control_plane_url", _url, "http://127.0.0.1:8000", "where commands come from"),
-    Setting("otlp_url", _url, "http://127.0.0.1:4318", "where telemetry goes, without /v1/metrics"),
-    Setting("agent_token_file", _file, None, "file with the agent token"),
-    Setting("ingest_token_file", _file, None, "file with the ingest token"),
-    Setting("scrape_s", _number(0.1, 3600), 5.0, "seconds between readings"),
-    Setting("spool_bytes_max", _integer(65_536, 2**40), 256 * 2**20, "bytes the spool may hold"),
-    Setting("spool_age_s_max", _number(1, 30 * 86_400), 8 * 3600.0, "age a batch may reach"),
-    Setting("health_host", _text, "127.0.0.1", "address of /healthz and /metrics"),
-    Setting("health_port", _integer(0, 65_535), 8200, "port of /healthz and /metrics; 0: any free"),
-    Setting("timeout_s", _number(0.1, 60), 5.0, "limit of one HTTP exchange"),
-    Setting("bounds_file", _file, None, "TOML with this node's own bounds per knob"),
-    Setting("ca_file", _file, None, "certificates to trust instead of the system's"),
-    Setting("gpu", _switch, True, "on or off: read GPUs through NVML"),
-)
+    Setting("control_plane_url", _url, "http://127.0.0.1:8000", "URL", "where commands come from"),
+    Setting(
+        "otlp_url", _url, "http://127.0.0.1:4318", "URL",
+        "where telemetry goes, without /v1/metrics",
+    ),
+    Setting("agent_token_file", _file, None, "FILE", "file with the agent token"),
+    Setting("ingest_token_file", _file, None, "FILE", "file with the ingest token"),
+    Setting("scrape_s", _number(0.1, 3600), 5, "SECONDS", "between readings"),
+    Setting(
+        "spool_bytes_max", _integer(65_536, 2**40), 256 * 2**20, "BYTES", "the spool may hold"
+    ),
+    Setting("spool_age_s_max", _number(1, 30 * 86_400), 8 * 3600, "SECONDS", "a batch may wait"),
+    Setting("health_host", _text, "127.0.0.1", "HOST", "address of /healthz and /metrics"),
+    Setting(
+        "health_port", _integer(0, 65_535), 8200, "PORT",
+        "port of /healthz and /metrics; 0: any free",
+    ),
+    Setting("timeout_s", _number(0.1, 60), 5, "SECONDS", "limit of one HTTP exchange"),
+    Setting("bounds_file", _file, None, "FILE", "TOML with this node's own bounds per knob"),
+    Setting("ca_file", _file, None, "FILE", "certificates to trust instead of the system's"),
+    Setting("gpu", _switch, True, "on|off", "read GPUs through NVML"),
+)  # fmt: skip
 _OTHER_KEYS = frozenset({"engines"})
 ENGINE_KEYS = ("name", "service", "adapter", "url")
 
@@ -164,10 +182,8 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--config", metavar="FILE", help="TOML file with the settings below")
     for setting in SETTINGS:
-        default = "" if setting.default is None else f" (default: {setting.default})"
-        made.add_argument(
-            "--" + setting.name.replace("_", "-"), metavar="X", help=setting.help + default
-        )
+        flag = "--" + setting.name.replace("_", "-")
+        made.add_argument(flag, metavar=setting.shown, help=setting.about)
     made.add_argument(
         "--engine",
         action="append",

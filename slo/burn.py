@@ -51,8 +51,9 @@ PAIRS = (
 class PairState:
     """One pair now. Burn rates are over the data there is; None without events.
 
-    `covered` is the share of the long window the objective has history for. `can_fire` is false
-    when the factor is above 1 ÷ budget: not even every event failing burns that fast.
+    `covered` is the share of the long window the objective has history for, `enough` whether that
+    holds the 20 events a pair wants. `can_fire` is false when the factor is above 1 ÷ budget: not
+    even every event failing burns that fast.
     """
 
     name: str
@@ -64,7 +65,13 @@ class PairState:
     burn_short: float | None
     firing: bool
     covered: float = 1.0
+    enough: bool = True
     can_fire: bool = True
+
+    @property
+    def weighed_long(self) -> float | None:
+        """What the factor is compared with: time without history counts as time without burn."""
+        return None if self.burn_long is None else self.burn_long * self.covered
 
 
 def pairs_of(window_days: float) -> tuple[Pair, ...]:
@@ -100,9 +107,10 @@ def pair_state(
     factor = pair.factor(window_days * DAY_S)
     burn_long, burn_short = burn_rate(long, target), burn_rate(short, target)
     covered = min(history_s / pair.long_s, 1.0)
-    enough = trusted and long.total >= EVENTS_MIN
+    enough = long.total >= EVENTS_MIN
     firing = (
-        enough
+        trusted
+        and enough
         and burn_long is not None
         and burn_short is not None
         and burn_long * covered > factor
@@ -118,5 +126,6 @@ def pair_state(
         burn_short=burn_short,
         firing=firing,
         covered=covered,
+        enough=enough,
         can_fire=can_fire(pair, target=target, window_days=window_days),
     )

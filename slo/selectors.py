@@ -106,6 +106,12 @@ def standing(objective: Objective, now: datetime) -> Standing:
     )
 
 
+def counts_between(*, objective: Objective, scope: str, since: datetime, until: datetime) -> Counts:
+    """Events of the windows that ended in (since, until]."""
+    sums = sums_at_each(objective, scope, [since, until])
+    return sums[until] - sums[since]
+
+
 def budget_series(
     *, objective: Objective, since: datetime, until: datetime, points: int = 120
 ) -> list[BudgetPoint]:

@@ -13,6 +13,7 @@ from django.conf import settings
 
 from controlplane.actions import verify
 from controlplane.actions.models import Action, Priority
+from controlplane.diagnosis.amounts import several
 from slo.budget import Counts
 from slo.judging import settle_s
 from slo.models import Objective, Reading
@@ -205,8 +206,10 @@ def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
         if waiting <= QUEUE_MIN or resting == verify.WINDOWS_MIN:
             break
     known = found and not math.isnan(found[-1])
-    told = f"{found[-1]:,.0f} requests before the change, " if known else ""
-    told = f"({told}{last:,.0f} now)"
+    told = f"{last:,.0f} now"
+    if known:
+        told = f"{several(found[-1], 'request', 'requests', ',.0f')} before the change, {told}"
+    told = f"({told})"
     rests = resting == verify.WINDOWS_MIN
     if rests and _grew(found) and last >= FALLING * found[-1]:
         words = f"no better, as the queue, which was growing, has not gone down {told}"

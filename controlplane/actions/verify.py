@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from controlplane.diagnosis.amounts import several
 from slo.budget import Counts, bad_share_bar
 
 ALPHA = 0.05
@@ -128,10 +129,11 @@ def verdict(
     look = len(after.windows) - WINDOWS_MIN + 1
     if not before.enough or not after.enough:
         which, sample = ("before", before) if not before.enough else ("after", after)
+        windows = several(len(sample.windows), "window", "windows")
         return _wait(
             last,
-            f"{sample.counts.total:.0f} requests in {len(sample.windows)} windows {which} the "
-            f"change are too few to judge by ({EVENTS_MIN} in {WINDOWS_MIN} are needed)",
+            f"too few requests to judge by {which} the change: {sample.counts.total:.0f} in "
+            f"{windows}, and {EVENTS_MIN} in {WINDOWS_MIN} are needed",
         )
     # The last look may come early (the queue took long to drain): it takes what is left of ALPHA.
     share = looks - look + 1 if last else 1
@@ -334,4 +336,5 @@ def _shares(before: Sample, after: Sample) -> str:
 
 
 def _share(sample: Sample) -> str:
-    return f"{sample.share:.1%} of {sample.counts.total:,.0f} requests bad"
+    requests = several(sample.counts.total, "request", "requests", ",.0f")
+    return f"{sample.share:.1%} of {requests} bad"

@@ -17,9 +17,10 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.alerts import services
 from controlplane.alerts.channel import ChannelError
-from controlplane.alerts.models import Channel, Delivery
+from controlplane.alerts.models import Channel, Delivery, Severity
 from controlplane.alerts.secrecy import masked
 from controlplane.alerts.selectors import channels_of, silences_active, silences_of
+from controlplane.columns import table
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 
@@ -41,11 +42,15 @@ def channel_add(tenant: Tenant, options: Namespace) -> Iterator[str]:
 
 
 def channel_list(tenant: Tenant, options: Namespace) -> Iterator[str]:
-    for row in channels_of(tenant):
-        reminds = f"every {row.remind_minutes} min" if row.remind_minutes else "once"
-        severity = f"{row.severity_min} and above"
-        off = "" if row.enabled else "  disabled"
-        yield f"{row.name:<24}  {row.kind:<8}  {masked(row.url)}  {severity}, {reminds}{off}"
+    heads = ("CHANNEL", "KIND", "TELLS OF", "STILL BURNING", "ADDRESS")
+    none = "No channel yet. Add one: trimtab channel add --help"
+    yield from table(heads, map(_channel_row, channels_of(tenant)), none=none)
+
+
+def _channel_row(row: Channel) -> tuple[str, ...]:
+    told = "all" if row.severity_min == Severity.TICKET else "pages only"
+    reminds = f"every {row.remind_minutes} min" if row.remind_minutes else "not told"
+    return row.name, row.kind, told if row.enabled else "disabled", reminds, masked(row.url)
 
 
 def channel_test(tenant: Tenant, options: Namespace) -> Iterator[str]:
@@ -73,8 +78,12 @@ def silence_add(tenant: Tenant, options: Namespace) -> Iterator[str]:
 
 
 def silence_list(tenant: Tenant, options: Namespace) -> Iterator[str]:
-    for row in silences_active(tenant.pk, timezone.now()):
-        yield f"{str(row.pk)[:8]}  {row}  {row.by}: {row.reason}"
+    heads = ("SILENCE", "OF WHAT", "BY", "BECAUSE")
+    rows = (
+        (str(row.pk)[:8], str(row), row.by, row.reason)
+        for row in silences_active(tenant.pk, timezone.now())
+    )
+    yield from table(heads, rows, none="Nobody is kept from hearing anything.")
 
 
 def silence_end(tenant: Tenant, options: Namespace) -> Iterator[str]:

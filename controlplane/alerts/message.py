@@ -126,12 +126,18 @@ def compose_test(channel: Channel, *, by: str, now: datetime) -> dict[str, Any]:
 
 
 def sentences(*parts: str) -> str:
-    """Joined, each with a capital letter, unless a knob comes first, and a full stop; empty parts
-    are left out."""
+    """Joined, each with a capital letter, unless a knob comes first, and a full stop as its own
+    writing has it; empty parts are left out."""
     whole = [
         part if "_" in part.split()[0] else part[0].upper() + part[1:] for part in parts if part
     ]
-    return " ".join(part if part.endswith((".", "…", "。")) else f"{part}." for part in whole)
+    return " ".join(
+        part if part.endswith((".", "…", "。")) else part + _stop(part) for part in whole
+    )
+
+
+def _stop(part: str) -> str:
+    return "。" if "\u4e00" <= part[-1] <= "\u9fff" else "."
 
 
 def duration(lasted: timedelta) -> str:

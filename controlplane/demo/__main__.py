@@ -37,7 +37,7 @@ from controlplane.demo.play import Play
 from controlplane.demo.processes import STORIES, Died, record, running
 from controlplane.demo.receiver import Receiver
 from controlplane.demo.scenarios import CALM, SCENARIOS, Scenario
-from controlplane.demo.screen import Gone, Screen
+from controlplane.demo.screen import Gone, Screen, hung, width
 from controlplane.demo.story import follow
 from engine.load import Request, arrivals, bursts, read_azure_csv
 from engine.replay import Record, Replayer, Status, Summary, summarise
@@ -62,7 +62,7 @@ def main() -> int:
     ports = Ports(**{name: getattr(chosen, f"{name}_port") for name in vars(Ports())})
     refused = in_the_way(chosen, ports)
     if refused:
-        screen.step(refused)
+        screen.say(*hung("· ", refused, width()))
         return 1
     for number in ENDINGS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup

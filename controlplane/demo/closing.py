@@ -65,7 +65,7 @@ def stamp(text: str) -> float:
 
 def _incidents(incidents: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
     for row in reversed(incidents):
-        where = f"{row['objective']} on {row['scope'] or row['service']}"
+        where = f"“{row['objective_name']}” on {row['scope'] or row['service']}"
         yield row["opened_at"], "detected", f"{where} is missed"
         if not row["part_of"]:  # what is part of another story is explained there
             yield from _explained(row["diagnoses"])

@@ -37,7 +37,10 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     _add_story(parser)
     _add_load(parser)
-    parser.add_argument("--model", default="1.3m", choices=["1.3m", "8m"])
+    parser.add_argument(
+        "--model", default="1.3m", choices=["1.3m", "8m"],
+        help="size of the engine's model (default: 1.3m)",
+    )  # fmt: skip
     parser.add_argument(
         "--home",
         type=Path,

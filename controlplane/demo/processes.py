@@ -11,9 +11,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 STOP_S_MAX = 15.0
 STORIES = "scenarios"  # below the demo's home: the house of each scenario
@@ -34,7 +37,7 @@ class Processes:
         self.children: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        with (self.log / f"{name}.log").open("ab") as log:
+        with (self.log / f"{name}.log").open("ab") as log, uninterrupted():
             child = subprocess.Popen(
                 argv,
                 env={**os.environ, **env},
@@ -43,8 +46,8 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.children[name] = child
-        record(self.run, name, child.pid)
+            self.children[name] = child
+            record(self.run, name, child.pid)
 
     def check(self) -> None:
         """Raises Died when a child is no longer running."""
@@ -69,6 +72,32 @@ class Processes:
     def stop(self) -> None:
         for name in reversed(list(self.children)):
             self.end(name)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A signal that ends this process waits until the block is through: interrupted between its
+    start and its record, a child would be nobody's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    came: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    handlers = {
+        number: signal.signal(number, note)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if callable(signal.getsignal(number))
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def started_at(pid: int) -> str | None:

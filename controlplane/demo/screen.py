@@ -27,7 +27,8 @@ def width() -> int:
 class Screen:
     """A terminal gets a live last line; a file gets a line every `every_s` seconds.
 
-    Threads may print at once: nothing comes between the lines of a box. No colours.
+    Threads may print at once: nothing comes between the lines of a box. There are no colours and no
+    escape codes.
     """
 
     def __init__(self, every_s: float = 15.0) -> None:
@@ -41,11 +42,13 @@ class Screen:
     def say(self, *lines: str) -> None:
         """Lasting lines; the live line moves below them."""
         with self.printing:
-            clear = "\r\033[K" if self.terminal and self.live else ""
-            self._write(clear + "".join(f"{line}\n" for line in lines) + self.live)
+            self._write(self._clear() + "".join(f"{line}\n" for line in lines) + self.live)
 
     def step(self, text: str) -> None:
+        """What is done now. Raises Gone once nobody reads it."""
         self.say(*hung("· ", text, width()))
+        if self.gone:
+            raise Gone
 
     def event(self, text: str) -> None:
         """Lasting lines with the time in UTC, as the pages and logs have it."""
@@ -57,8 +60,9 @@ class Screen:
             raise Gone
         if self.terminal:
             with self.printing:
+                clear = self._clear()
                 self.live = f"{int(at_s) // 60:02d}:{int(at_s) % 60:02d}  {text}"[: width()]
-                self._write("\r\033[K" + self.live)
+                self._write(clear + self.live)
         elif at_s - self.last_said_s >= self.every_s:
             self.last_said_s = at_s
             self.event(text)
@@ -66,8 +70,7 @@ class Screen:
     def settle(self) -> None:
         """Ends the live line: what is said from now on stands alone."""
         with self.printing:
-            if self.terminal and self.live:
-                self._write("\r\033[K")
+            self._write(self._clear())
             self.live = ""
 
     def chat(self, message: dict[str, Any]) -> None:
@@ -85,6 +88,10 @@ class Screen:
         top = f"┌─ {head} " + "─" * (columns - len(head) - 5) + "┐"
         inside = (f"│ {part:<{columns - 4}} │" for part in _boxed(lines, columns - 4, hang))
         self.say(top, *inside, "└" + "─" * (columns - 2) + "┘")
+
+    def _clear(self) -> str:
+        """Takes the live line away; there is none but on a terminal."""
+        return f"\r{' ' * len(self.live)}\r" if self.live else ""
 
     def _write(self, text: str) -> None:
         if self.gone:

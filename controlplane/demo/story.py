@@ -65,7 +65,10 @@ def sentences(
         for row in reversed(actions)
     ]
     told += [
-        ((row["id"], f"closed {row['closed_at']}"), f"● over: {row['objective']} is met again")
+        (
+            (row["id"], f"closed {row['closed_at']}"),
+            f"● over: “{row['objective_name']}” is met again",
+        )
         for row in reversed(incidents)
         if row["state"] == "closed"
     ]

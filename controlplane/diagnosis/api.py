@@ -77,6 +77,7 @@ class IncidentShape(Shape):
 
     id = serializers.UUIDField(source="incident.pk")
     objective = serializers.CharField(source="incident.objective.slug")
+    objective_name = serializers.CharField(source="incident.objective.name")
     service = serializers.CharField(source="incident.objective.service")
     scope = serializers.CharField(source="incident.scope", help_text="an engine; empty: all")
     state = serializers.ChoiceField(source="incident.state", choices=Incident.State.choices)

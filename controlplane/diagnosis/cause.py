@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Protocol
 
+from controlplane.diagnosis.amounts import ms, several
 from controlplane.diagnosis.capacity import BUSY, WAITING, capacity_per_s, working
 from controlplane.diagnosis.demand import GREW_MIN, arrivals, demand_grew, lengths
 from controlplane.diagnosis.facts import (
@@ -29,7 +30,6 @@ from controlplane.diagnosis.facts import (
     counts_requests,
     follows_from_slowness,
     measured,
-    ms,
     score,
     slower_fact,
     traffic_fact,
@@ -107,6 +107,7 @@ __all__ = [
     "ms",
     "percentile",
     "score",
+    "several",
     "shed_wishes",
     "slower_fact",
     "step_time",

@@ -223,10 +223,3 @@ def follows_from_slowness(scene: Scene) -> tuple[str, ...]:
     if blocks.value is None or blocks.before is None or blocks.value >= 0.99 * blocks.before:
         follow.append("kv_pool_exhausted")
     return tuple(follow)
-
-
-def ms(seconds: float | None) -> str:
-    """Seconds as “12.3 ms”, from one second on as “1.23 s”."""
-    if seconds is None:
-        return "?"
-    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{seconds * 1000:.3g} ms"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar, cast
 
+from controlplane.diagnosis.amounts import ms
 from tracing.types import Grid, HistogramSeries, Reader, Series
 
 # A control window holds at least two scrapes, so a third of it sees about one: the finest time
@@ -293,8 +294,8 @@ class Scene:
         if found is None or p99 is None:
             return ""
         if math.isinf(p99):
-            return f"{WORD_OF[kind]} p99 is above {found.bounds[-1]:g} s because "
-        return f"{WORD_OF[kind]} p99 is {p99:.3g} s because "
+            return f"{WORD_OF[kind]} p99 is above {ms(found.bounds[-1])} because "
+        return f"{WORD_OF[kind]} p99 is {ms(p99)} because "
 
     def sums(self, metric: str, *, reference: bool = False) -> list[float]:
         """Growth of a histogram's sum in steps of a third of a control window."""

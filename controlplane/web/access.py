@@ -7,13 +7,15 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, cast
 
 from django.contrib.auth.decorators import login_required
+from django.contrib.auth.views import LogoutView
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
+from django.urls import Resolver404, resolve
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_safe
 
 from controlplane.accounts.models import Tenant
 from controlplane.web.charts import MINUTES_DEFAULT, RANGES
@@ -59,7 +61,9 @@ def order(
 ) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
     """Makes `view` something only a POST of a member who may write does; anyone else signs in.
 
-    Raises PermissionDenied for a viewer, and for a user who belongs to no tenant.
+    It has no page of its own: a GET, as after signing in or choosing a language where it was
+    refused, leads to the page above it. Raises PermissionDenied for a viewer, and for a user who
+    belongs to no tenant.
     """
     return _posted(
         view, "may_write", gettext_lazy("Only operators and owners may change anything.")
@@ -114,12 +118,33 @@ def _posted(
 ) -> Callable[Concatenate[HttpRequest, P], HttpResponse]:
     @wraps(view)
     def guarded(request: HttpRequest, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
+        if request.method != "POST":
+            return redirect(_above(request.path))
         if not getattr(request, right, False):
             raise PermissionDenied(refusal)
         return view(cast(TenantRequest, request), *args, **kwargs)
 
-    decorated = require_POST(never_cache(login_required(guarded)))
+    decorated = require_http_methods(["GET", "HEAD", "POST"])(never_cache(login_required(guarded)))
     return cast(Callable[Concatenate[HttpRequest, P], HttpResponse], decorated)
+
+
+def _above(address: str) -> str:
+    """The nearest address above that leads somewhere."""
+    above = address.rstrip("/").rpartition("/")[0] + "/"
+    try:
+        resolve(above)
+    except Resolver404:
+        return _above(above)
+    return above
+
+
+class SignOut(LogoutView):
+    """A POST; whoever comes with a GET, sent back here by another page, is not signed out."""
+
+    http_method_names = ["get", "head", "post", "options"]
+
+    def get(self, request: HttpRequest) -> HttpResponse:
+        return redirect(_above(request.path))
 
 
 def minutes_of(request: HttpRequest, default: int = MINUTES_DEFAULT) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from controlplane.fleet.drift import Commanded, Drift, commanded, drift
 from controlplane.fleet.models import Command, Engine
@@ -18,7 +19,8 @@ LOG_FROM = 16.0
 @dataclass(frozen=True)
 class KnobRow:
     """`at` and `default_at` are places within the bounds, 0 to 1, None where there are none.
-    `by` is empty when nobody was seen to turn the knob; `unsure` when it may have been another."""
+    `by` is empty when nobody was seen to turn the knob; `unsure` when it may have been another.
+    `action_id` is that of the action by which an agent turned it."""
 
     name: str
     value: Any
@@ -36,6 +38,7 @@ class KnobRow:
     since: datetime | None
     was: Any
     unsure: bool
+    action_id: UUID | None
     commanded: Commanded | None
     drifted: bool
 
@@ -54,17 +57,25 @@ def configuration(engine: Engine, commands: Sequence[Command]) -> Configuration:
     told, drifts = commanded(commands), drift(engine, commands)
     off = {each.knob for each in drifts}
     names = [*engine.knobs, *sorted(set(engine.values) - set(engine.knobs))]
-    rows = tuple(_row(engine, name, told.get(name), name in off) for name in names)
+    acted = {str(command.pk): command.action_id for command in commands}
+    rows = tuple(_row(engine, name, told.get(name), name in off, acted) for name in names)
     return Configuration(rows, drifts, len(told))
 
 
-def _row(engine: Engine, name: str, told: Commanded | None, drifted: bool) -> KnobRow:
+def _row(
+    engine: Engine,
+    name: str,
+    told: Commanded | None,
+    drifted: bool,
+    acted: Mapping[str, UUID],
+) -> KnobRow:
     described = engine.knobs.get(name)
     knob: dict[str, Any] = described if isinstance(described, dict) else {}
     value = engine.values.get(name, knob.get("value"))
     low, high = _number(knob.get("minimum")), _number(knob.get("maximum"))
     choices = knob.get("choices")
     noted = engine.set_by.get(name, {})
+    by = str(noted.get("by", ""))
     return KnobRow(
         name=name,
         value=value,
@@ -78,10 +89,12 @@ def _row(engine: Engine, name: str, told: Commanded | None, drifted: bool) -> Kn
         supported=knob.get("supported", True) is not False,
         at=_place(value, low, high),
         default_at=_place(knob.get("default"), low, high),
-        by=str(noted.get("by", "")),
+        by=by,
         since=datetime.fromisoformat(noted["at"]) if noted.get("at") else None,
         was=noted.get("from"),
         unsure=noted.get("versions", 1) > 1,
+        # An agent signs with the command it carries out or takes back.
+        action_id=acted.get(by.rpartition(" ")[2]),
         commanded=told,
         drifted=drifted,
     )

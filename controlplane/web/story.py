@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import itemgetter
 
 from django.db.models import Prefetch, prefetch_related_objects
 from django.utils.translation import gettext as _
@@ -79,7 +80,7 @@ def _line(incident: Incident) -> StoryLine:
     return StoryLine(
         incident=incident,
         told=told,
-        doing=_sentence(_doing(told, action, over=over)),
+        doing=sentences(_doing(told, action, over=over)),
         steps=tuple(_steps(incident, told, action, said)),
         state="act" if running else "ok" if over else "bad",
         action=action,
@@ -101,10 +102,6 @@ def _doing(told: Story, action: Action | None, *, over: bool) -> str:
     return ""
 
 
-def _sentence(text: str) -> str:
-    return text if not text or text.endswith((".", "。")) else text + _(".")
-
-
 def _steps(
     incident: Incident, told: Story, action: Action | None, said: Sequence[Delivery]
 ) -> list[Step]:
@@ -115,7 +112,14 @@ def _steps(
     steps.extend(_steps_acted(action, told))
     if incident.closed_at is not None:
         steps.append(Step(_("over"), "done", incident.closed_at))
-    return steps
+    return _as_it_went(steps)
+
+
+def _as_it_went(steps: Sequence[Step]) -> list[Step]:
+    """What is over by its time, as people are told while the agent acts; then what is to come."""
+    dated = [(step.at, step) for step in steps if step.at is not None and step.status != "now"]
+    over = [step for _at, step in sorted(dated, key=itemgetter(0))]
+    return [*over, *(step for step in steps if step not in over)]
 
 
 def _step_told(said: Sequence[Delivery]) -> Step:
@@ -123,10 +127,11 @@ def _step_told(said: Sequence[Delivery]) -> Step:
     sent = [delivery.sent_at for delivery in said if delivery.sent_at is not None]
     if sent:
         return Step(_("told"), "done", min(sent), names)
+    written = min((delivery.created_at for delivery in said), default=None)
     if any(delivery.state == Delivery.State.FAILED for delivery in said):
-        return Step(_("not told"), "failed", None, names)
+        return Step(_("not told"), "failed", written, names)
     if said and all(delivery.state == Delivery.State.SILENCED for delivery in said):
-        return Step(_("silenced"), "next", None, names)
+        return Step(_("silenced"), "next", written, names)
     return Step(_("tell"), "now" if said else "next", None, names)
 
 

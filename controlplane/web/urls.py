@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from django.contrib.auth.views import LoginView, LogoutView
+from django.contrib.auth.views import LoginView
 from django.urls import include, path
 from django.views.generic import RedirectView
 from django.views.i18n import set_language
 
+from controlplane.web.access import SignOut
 from controlplane.web.forms import SignInForm
 from controlplane.web.live import events
 from controlplane.web.pages.actions import action_link, action_order
@@ -76,7 +77,7 @@ urlpatterns = [
         name="login",
     ),
     path("welcome/<str:uidb64>/<str:token>/", ChoosePassword.as_view(), name="password-choose"),
-    path("logout/", LogoutView.as_view(), name="logout"),
+    path("logout/", SignOut.as_view(), name="logout"),
     path("language/", set_language, name="language"),
     path("objectives/", objectives, name="objectives"),
     path("objectives/<slug:slug>/", objective, name="objective"),

@@ -25,7 +25,10 @@ def test_a_channel_is_added_listed_and_removed(capsys: pytest.CaptureFixture[str
         "oncall", "webhook", "http://alert-relay:8300/hook", True,
     )  # fmt: skip
     assert cli.main(["channel", "list"]) == 0
-    assert "oncall" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "CHANNEL  KIND     TELLS OF  STILL BURNING  ADDRESS",
+        "oncall   webhook  all       every 60 min   http://alert-relay:8300/…",
+    ]
     assert cli.main(["channel", "remove", "--name", "oncall"]) == 0
     assert not Channel.objects.exists()
     assert cli.main(["channel", "remove", "--name", "oncall"]) == 1

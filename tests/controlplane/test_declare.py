@@ -102,10 +102,12 @@ def test_get_prints_what_apply_takes(
 def test_list_and_delete(trimtab: Any, file: Path) -> None:
     trimtab("objective", "apply", "-f", str(file))
     assert trimtab("objective", "list")[1] == (
-        "chat-ttft                 no_data   chat: time to first token ≤ 500 ms, no data\n"
+        "OBJECTIVE  STATE    BUDGET LEFT  SERVICE  GOOD IS\n"
+        "chat-ttft  no_data  no data      chat     time to first token ≤ 500 ms\n"
     )
     assert trimtab("contract", "list")[1].startswith(
-        "gold                      month  Platform to Order centre: "
+        "CONTRACT  PER    PROVIDER  CONSUMER      OWED SO FAR\n"
+        "gold      month  Platform  Order centre  "
     )
     status, _, err = trimtab("objective", "delete", "chat-ttft")
     assert (status, "Contracts promise chat-ttft: gold" in err) == (1, True)
@@ -113,6 +115,9 @@ def test_list_and_delete(trimtab: Any, file: Path) -> None:
     assert trimtab("objective", "delete", "chat-ttft")[1] == "Deleted objective chat-ttft.\n"
     assert not Objective.objects.exists()
     assert not Contract.objects.exists()
+    assert trimtab("contract", "list")[1] == (
+        "No contract yet. Declare one: trimtab objective apply -f FILE\n"
+    )
     status, _, err = trimtab("objective", "get", "chat-ttft")
     assert (status, err) == (1, "trimtab objective: No objective has the slug chat-ttft.\n")
 

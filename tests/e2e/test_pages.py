@@ -106,6 +106,22 @@ def test_every_page_is_accessible_silent_and_fits(
     assert one.heard(400) == []
 
 
+def test_on_a_narrow_screen_one_button_opens_the_pages(visit: Any) -> None:
+    one: Visit = visit(width=NARROW)
+    one.sign_in()
+    assert not one.page.is_visible("text=Sign out")
+    one.page.click("text=Menu")
+    assert one.page.is_visible("text=Sign out")
+    assert one.overflow() <= 0
+    one.look("menu-en-390")
+    one.page.keyboard.press("Escape")
+    assert not one.page.is_visible("text=Sign out")
+    one.page.click("text=Menu")
+    one.page.click("#menu >> text=Incidents")
+    one.page.wait_for_url("**/incidents/")
+    assert one.console == []
+
+
 @pytest.mark.parametrize(("width", "language", "themes"), LOOKS[::3])
 def test_what_is_empty_says_what_to_do(
     visit: Any, empty_site: Site, width: int, language: str, themes: tuple[str, ...]

@@ -44,7 +44,10 @@ class Visit:
         self.page.wait_for_url(self.site.url + "/")
 
     def speak(self, language: str) -> None:
-        self.page.click(f"button[value={language}]")
+        choice = self.page.locator(f"button[value={language}]")
+        if not choice.is_visible():  # in the narrow window's menu
+            self.page.click("button[popovertarget=menu]")
+        choice.click()
         self.page.wait_for_selector(f"html[lang={language}]")
 
     def look(self, name: str, *themes: str, axe: bool = True) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from engine import knobs as engine_knobs
 from tracing import samples, spans
 
@@ -63,3 +65,14 @@ def test_every_cause_has_a_runbook() -> None:
         assert page.exists(), f"docs/causes/{slug}.md"
         assert page.read_text().startswith("# "), slug
         assert cause.label
+
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+OF_THE_SHELL = {"PATH", "PWD", "USER"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_command_on_a_page_stands_on_is_set_on_that_page(page: Path) -> None:
+    blocks = "\n".join(re.findall(r"```\w*\n(.*?)```", page.read_text(), re.S))
+    used = set(re.findall(r"\$\{?([A-Z_]+)", blocks)) - OF_THE_SHELL
+    assert used <= set(re.findall(r"^([A-Z_]+)=", blocks, re.M))

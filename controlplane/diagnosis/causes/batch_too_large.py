@@ -24,6 +24,7 @@ from controlplane.diagnosis.cause import (
     measured,
     ms,
     score,
+    several,
     slower_fact,
     step_time,
 )
@@ -153,7 +154,7 @@ def _tokens_fact(long: Long | None) -> Fact:
         share = (long.prefill_s + long.decode_s) / long.total_s
         text = (
             f"Of the {ms(long.total_s)} of a long step, {ms(long.prefill_s)} go to prompt tokens "
-            f"and {ms(long.decode_s)} to {long.running:.0f} running requests; one with next to no "
+            f"and {ms(long.decode_s)} to {_running(long)}; one with next to no "
             f"tokens takes {ms(long.least_s)}"
         )
     return measured(
@@ -201,7 +202,8 @@ def _remedy(scene: Scene, long: Long | None) -> tuple[tuple[Wish, ...], str]:
     if room <= 0:
         return (), f"a step with one running request would still take {ms(aim - room)}"
     fits = long.running * min(1.0, room / long.decode_s)
-    return (Wish(CAP, fits, f"a step of {fits:.0f} requests takes {ms(aim)}"),), ""
+    those = several(fits, "request", "requests", ".0f")
+    return (Wish(CAP, fits, f"a step of {those} takes {ms(aim)}"),), ""
 
 
 def _smaller_prefill(scene: Scene, long: Long, share: float) -> tuple[Wish, ...]:
@@ -234,12 +236,16 @@ def _because(scene: Scene, long: Long | None) -> str:
     to = (
         f"{ms(long.prefill_s)} of them for prompt tokens"
         if long.prefill
-        else f"{ms(long.decode_s)} of them for {long.running:.0f} running requests"
+        else f"{ms(long.decode_s)} of them for {_running(long)}"
     )
     return (
         f"{scene.latency()}{long.share:.1%} of the steps take longer than the "
         f"{ms(long.threshold_s)} allowed: a heavy one {ms(long.total_s)}, {to}"
     )
+
+
+def _running(long: Long) -> str:
+    return several(long.running, "running request", "running requests", ".0f")
 
 
 def _long(scene: Scene) -> Long | None:

@@ -24,6 +24,7 @@ from controlplane.diagnosis.cause import (
     measured,
     ms,
     score,
+    several,
     slower_fact,
     step_time,
 )
@@ -136,7 +137,8 @@ def _remedy(scene: Scene) -> tuple[tuple[Wish, ...], str]:
     ceiling, running = scene.engine.graph_seqs_max, scene.gauge(RUNNING, over="max").value
     cap = scene.engine.number(CAP)
     if ceiling and running and cap and running > ceiling and cap > ceiling:
-        why = f"{running:.0f} requests run; graphs are captured for {ceiling:g} at most"
+        run = several(running, "request runs", "requests run", ".0f")
+        why = f"{run}; graphs are captured for {ceiling:g} at most"
         return (Wish(CAP, ceiling, why),), ""
     return (), (
         f"{KNOB} is on already and the engine runs eagerly all the same: a person has to look why "

@@ -32,6 +32,7 @@ from controlplane.diagnosis.cause import (
     mean,
     measured,
     score,
+    several,
     shed_wishes,
 )
 
@@ -235,7 +236,8 @@ def _remedy(scene: Scene, pool: Pool | None) -> tuple[tuple[Wish, ...], str]:
         return (), "how many requests the KV cache holds is not known"
     wishes = []
     if pool.fits < cap:
-        why = f"the KV cache holds {pool.fits:.0f} requests of this length without sending any back"
+        fit = several(pool.fits, "request", "requests", ".0f")
+        why = f"the KV cache holds {fit} of this length without sending any back"
         wishes.append(Wish(CAP, max(1.0, pool.fits), why))
     if pool.waste >= WASTE_MIN and scene.engine.supports(BLOCK):
         smaller = 2 * WASTE_MIN * pool.per_request + 1

@@ -26,6 +26,7 @@ from controlplane.diagnosis.cause import (
     mean,
     measured,
     score,
+    several,
     shed_wishes,
     slower_fact,
     traffic_fact,
@@ -89,9 +90,12 @@ def _queue_fact(scene: Scene) -> Fact:
     if first is None or last is None:
         text = "How many requests wait was not measured"
     elif turned:
-        text = f"The queue is full and {turned:g} requests were turned away"
+        away = several(turned, "request was", "requests were")
+        text = f"The queue is full and {away} turned away"
     else:
-        text = f"{first:.0f} requests waited at first and {last:.0f} at last"
+        text = (
+            f"{several(first, 'request', 'requests', '.0f')} waited at first and {last:.0f} at last"
+        )
     return measured(
         text,
         grows or bool(turned),
@@ -154,7 +158,7 @@ def _served_fact(scene: Scene) -> Fact:
 
 def _ask(scene: Scene, more: int) -> str:
     engines = scene.engine.engines
-    have = f"{engines} engine serves" if engines == 1 else f"{engines} engines serve"
+    have = several(engines, "engine serves", "engines serve")
     return f"{have} {scene.engine.service}, and it needs {more} more like {scene.engine.name}"
 
 

@@ -35,6 +35,7 @@ from controlplane.diagnosis.cause import (
     measured,
     percentile,
     score,
+    several,
     slower_fact,
 )
 
@@ -200,7 +201,7 @@ def _preemption_fact(scene: Scene) -> Fact:
     text = (
         "Preemptions were not measured"
         if count is None
-        else f"{count:g} requests were preempted"
+        else several(count, "request was preempted", "requests were preempted")
         + ("" if none else ": running more would preempt more")
     )
     return measured(
@@ -242,7 +243,8 @@ def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...
     if want <= cap:
         what = "graphs are captured for" if graph < held else "the KV cache would hold"
         return (), f"{what} no more than {min(held, graph):.0f} running requests"
-    why = f"up to {crowd:.0f} requests run or wait while there is a queue"
+    run = several(crowd, "request runs or waits", "requests run or wait", ".0f")
+    why = f"up to {run} while there is a queue"
     if held < demand:
         why += f"; the KV cache holds {held:.0f}"
     if graph < demand:
@@ -267,9 +269,11 @@ def _drain_s(scene: Scene) -> float | None:
 def _because(scene: Scene, cap: float | None, running: Track, waiting: Track) -> str:
     if cap is None or running.value is None or waiting.value is None:
         return "it is not measured how many requests run and wait under which cap"
-    behind = f"{waiting.value:.0f} requests wait behind a cap of {cap:g} running"
+    wait = several(waiting.value, "request waits", "requests wait", ".0f")
+    behind = f"{wait} behind a cap of {cap:g} running"
     if waiting.value < 0.5:
-        behind = f"{running.value:.0f} requests run under a cap of {cap:g} and nobody waits"
+        run = several(running.value, "request runs", "requests run", ".0f")
+        behind = f"{run} under a cap of {cap:g} and nobody waits"
     return f"{scene.latency()}{behind}"
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from django.http import Http404, HttpResponse
 from django.utils import timezone
+from django.utils.translation import gettext as _
 
 from controlplane.actions.models import Action
 from controlplane.actions.orders import verbs_open
@@ -18,8 +19,12 @@ from controlplane.diagnosis.selectors import incident_get, incidents_recent
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, questions
 from controlplane.web.story import StoryLine, lines_of
+from controlplane.web.templatetags.ui import duration
+from slo.burn import PAIRS
+from slo.selectors import counts_between
 
 INCIDENTS_MAX = 100
+BEFORE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,8 @@ class Compared:
 
     before: float | None
     after: float | None
-    before_total: float
-    after_total: float
+    before_total: int
+    after_total: int
     p_value: float | None
     looks: int
     sentence: str
@@ -52,19 +57,35 @@ def incident(request: TenantRequest, incident_id: UUID) -> HttpResponse:
         raise Http404(f"incident {incident_id} is not one of {request.tenant}") from None
     (line,) = lines_of([found])
     minutes = minutes_of(request, _minutes_around(found))
+    actions = [(action, compared(action), verbs_open(action)) for action in reversed(line.actions)]
     context = {
         "line": line,
         "incident": found,
+        "counted": _counted(found),
+        "before": counts_between(
+            objective=found.objective,
+            scope=found.scope,
+            since=found.bad_since - BEFORE,
+            until=found.bad_since,
+        ),
         "axis": _axis(line),
-        "actions": [
-            (action, compared(action), verbs_open(action)) for action in reversed(line.actions)
-        ],
+        "actions": actions,
+        "judged": any(counts is not None for _action, counts, _verbs in actions),
         "charts": questions(found.objective),
         "minutes": minutes,
         "ranges": RANGES,
         "page_state": {"bad": "bad", "act": "act", "ok": "ok"}[line.state],
     }
     return send(request, "incident.html", context, parts=("all",))
+
+
+def _counted(found: Incident) -> str:
+    """From when on the headline counts; what missed before stands in the budget alone."""
+    pair = next((pair for pair in PAIRS if found.trigger == f"burn {pair.name}"), None)
+    if pair is None:
+        return _("Counted from the first of the control windows in a row that missed by far.")
+    words = _("Counted from the first window that was not good when %(long)s burned too fast.")
+    return words % {"long": duration(pair.long_s)}
 
 
 def _minutes_around(found: Incident) -> int:
@@ -91,8 +112,8 @@ def compared(action: Action) -> Compared | None:
     return Compared(
         before=_bad_share(before),
         after=_bad_share(after),
-        before_total=before[1],
-        after_total=after[1],
+        before_total=round(before[1]),
+        after_total=round(after[1]),
         p_value=action.outcome.get("p_value"),
         looks=int(action.outcome.get("looks") or 0),
         sentence=str(action.outcome.get("sentence", "")),

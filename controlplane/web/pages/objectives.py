@@ -10,6 +10,8 @@ from functools import cache
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.models import Incident
@@ -17,11 +19,13 @@ from controlplane.diagnosis.selectors import incidents_of, incidents_open
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, questions
 from controlplane.web.story import StoryLine, lines_of
-from slo.budget import bad_share_bar
+from controlplane.web.templatetags.ui import factor, percent
+from slo.budget import EVENTS_MIN, bad_share_bar
 from slo.burn import PairState
 from slo.indicator import indicators
 from slo.models import Objective, Reading
 from slo.selectors import BudgetPoint, Standing, State, budget_series, objectives_standing, standing
+from tracing.types import Signal
 
 INCIDENTS_MAX = 20
 BUDGET_POINTS = 60
@@ -91,7 +95,7 @@ def objective(request: TenantRequest, slug: str) -> HttpResponse:
         "budget": budget,
         "budget_since": since,
         "now": now,
-        "pairs": [(pair, _pair_state(pair)) for pair in stands.pairs],
+        "pairs": [(pair, _pair_state(pair), _why_quiet(pair, stands)) for pair in stands.pairs],
         "describe": indicators()[found.indicator].describe(found.spec),
         "lines": cache(lambda: lines_of(incidents_of(found, INCIDENTS_MAX))),
         "charts": questions(found),
@@ -124,6 +128,39 @@ def _pair_state(pair: PairState) -> str:
     if not burning:
         return "no_data"
     return "near" if max(burning) * pair.covered > NEAR * pair.factor else "quiet"
+
+
+def _why_quiet(pair: PairState, stands: Standing) -> str:
+    """Why nothing fires though the burn rates may look like it; "" where they say it all."""
+    if not pair.can_fire:
+        return _("can never fire: not even every request failing burns so fast")
+    if pair.firing:
+        return ""
+    if pair.covered < 1:
+        facts = {
+            "share": percent(pair.covered, 0),
+            "burn": factor(pair.burn_long),
+            "weighed": factor(pair.weighed_long),
+        }
+        if pair.burn_long is None:
+            return _("%(share)s of the long window has history") % facts
+        return (
+            _(
+                "%(share)s of the long window has history; the time before counts as quiet, so "
+                "%(burn)s weighs %(weighed)s"
+            )
+            % facts
+        )
+    if stands.signal != Signal.OK:
+        return _("nothing fires without fresh data")
+    if not pair.enough:
+        words = ngettext(
+            "at least %(n)d request is wanted in the long window",
+            "at least %(n)d requests are wanted in the long window",
+            EVENTS_MIN,
+        )
+        return words % {"n": EVENTS_MIN}
+    return ""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from django.utils.text import capfirst
+
 from controlplane.actions.models import NEXT, Action, State, Transition, Verdict
 from controlplane.alerts.models import Channel, Delivery
 from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
@@ -189,6 +191,7 @@ def _action(state: State) -> ActionSample:
         state=state,
         verdict=VERDICTS.get(state, ""),
         why="up to 39 requests run or wait while there is a queue",
+        predicted={"bad_share_max": 0.01} if state == State.VERIFIED else {},
         created_at=ago(minutes=3),
         ended_at=ago(seconds=20) if over else None,
     )
@@ -204,9 +207,10 @@ def _action(state: State) -> ActionSample:
 
 def deliveries() -> list[Delivery]:
     channel = Channel(name="chat-oncall")
-    message = {"title": "First token within 500 ms is missed on engine-0", "text": f"{WHAT}."}
+    message = {"title": WHAT, "what": f"{WHAT}.", "text": f"{WHAT}. {capfirst(BECAUSE)}."}
     return [
         Delivery(
+            pk=UUID(int=1),
             channel=channel,
             message=message,
             state="sent",
@@ -215,15 +219,17 @@ def deliveries() -> list[Delivery]:
             sent_at=ago(minutes=3),
         ),
         Delivery(
+            pk=UUID(int=2),
             channel=channel,
-            message={"text": WHAT},
+            message=message,
             state="pending",
             attempts=2,
             last_error="connection refused",
         ),
         Delivery(
+            pk=UUID(int=3),
             channel=channel,
-            message={"text": WHAT},
+            message=message,
             state="failed",
             attempts=8,
             last_status=404,

@@ -1,14 +1,12 @@
-"""How numbers, times and states are written and drawn, the same on every page.
+"""How numbers, times and states are written, the same on every page.
 
 Thin spaces part thousands, a no-break space stands before the unit, the minus is a minus. A state
-is a shape, a word and a colour, never a colour alone. Drawings are SVG with their geometry in
-attributes, since the content policy forbids inline style.
+is a shape, a word and a colour, never a colour alone. What is drawn: svg.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -16,7 +14,7 @@ from django import template
 from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -24,7 +22,6 @@ from django.utils.translation import gettext_lazy, ngettext
 from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.selectors import Story
 from controlplane.web.heat import Cell as HeatCell
-from controlplane.web.knobs import KnobRow
 
 register = template.Library()
 
@@ -214,9 +211,16 @@ def measure(value: float | None, unit: str = "") -> str:
         return duration(value)
     if unit.startswith(("share", "ratio", "relative")):
         return part(value)
-    if unit == "%":
-        return significant(value) + SPACE + "%"
-    return significant(value) + (SPACE + unit if unit else "")
+    said = significant(value)
+    if unit == "1/s":
+        return said + "/s"
+    if said == "1" and unit in PLURALS:
+        unit = unit.removesuffix("s")
+    return said + (SPACE + unit if unit else "")
+
+
+# Units as evidence has them, in English like all that is stored.
+PLURALS = ("requests", "tokens", "blocks", "changes")
 
 
 @register.filter
@@ -240,11 +244,14 @@ def moment(at: datetime | None) -> SafeString:
         return format_html("{}", NOTHING)
     at = at.astimezone(UTC)
     today = timezone.now().astimezone(UTC).date() == at.date()
+    # A narrow column may break it between day and time, not within the day.
+    day = format_html('<span class="nobr">{}</span> ', f"{at:%Y-%m-%d}") if not today else ""
     return format_html(
-        '<time datetime="{}" title="{}">{}</time>',
+        '<time datetime="{}" title="{}">{}{}</time>',
         at.isoformat(timespec="seconds"),
         f"{at:%Y-%m-%d %H:%M:%S} UTC",
-        f"{at:%H:%M}" if today else f"{at:%Y-%m-%d %H:%M}",
+        day,
+        f"{at:%H:%M}",
     )
 
 
@@ -285,105 +292,6 @@ def chip(state: str, word: str = "") -> SafeString:
     return format_html('<span class="chip {}">{}</span>', kind, word or usual)
 
 
-BUDGET_ZERO = 33.3  # per cent of the rule's width: left of it is overspent
-
-
-@register.simple_tag
-def budget_rule(left: float | None, state: str) -> SafeString:
-    """The budget rule: a bar from a zero mark; what is overspent grows to the left of it.
-
-    `left` is the share of the budget that is left: 1 fills the right side, −1 the left one.
-    """
-    if left is None:
-        said, bar = _("error budget unknown"), mark_safe("")
-    else:
-        said = _("%(share)s of the error budget left") % {"share": percent(left, 0)}
-        room = 100 - BUDGET_ZERO if left >= 0 else BUDGET_ZERO
-        width = max(min(abs(left), 1) * room, 0.8)
-        bar = format_html(
-            '<rect class="{}" x="{}%" y="3" width="{}%" height="6"/>',
-            STATES[state][0] if left >= 0 else "bad",
-            f"{BUDGET_ZERO if left >= 0 else BUDGET_ZERO - width:.2f}",
-            f"{width:.2f}",
-        )
-    return format_html(
-        '<svg class="budget" role="img" aria-label="{}"><rect class="track" x="0" y="3.5" '
-        'width="100%" height="5"/>{}<line class="zero" x1="{}%" x2="{}%" y1="0" y2="12"/></svg>',
-        said,
-        bar,
-        BUDGET_ZERO,
-        BUDGET_ZERO,
-    )
-
-
-SPARK_WIDTH, SPARK_HEIGHT = 160, 32
-
-
-@register.simple_tag
-def sparkline(
-    points: Sequence[Sequence[float | None]],
-    axis: tuple[float, float],
-    bound: float | None,
-    label: str,
-    since: datetime | None = None,
-) -> SafeString:
-    """Values over time as one line, gaps kept; the threshold dashed, the time since `since` shaded.
-
-    `points` are (unix seconds, value or None); `axis` is the first and last time of the page, so
-    that all its sparklines line up. Empty when nothing was measured.
-    """
-    known = [value for _at, value in points if value is not None]
-    if not known:
-        return mark_safe("")
-    low, high = min(0.0, *known), max(*known, bound or 0.0, 1e-12)
-
-    def x(at: float) -> float:
-        return (at - axis[0]) / max(axis[1] - axis[0], 1e-9) * SPARK_WIDTH
-
-    def y(value: float) -> float:
-        return SPARK_HEIGHT - 2 - (value - low) / (high - low) * (SPARK_HEIGHT - 4)
-
-    steps, pen = [], "M"
-    for at, value in points:
-        if at is None or value is None:
-            pen = "M"
-            continue
-        steps.append(f"{pen}{x(at):.1f} {y(value):.1f}")
-        pen = "L"
-    shade = limit = mark_safe("")
-    if since is not None and axis[0] <= since.timestamp() <= axis[1]:
-        start = x(since.timestamp())
-        shade = format_html(
-            '<rect class="since" x="{}" y="0" width="{}" height="{}"/>',
-            f"{start:.1f}",
-            f"{SPARK_WIDTH - start:.1f}",
-            SPARK_HEIGHT,
-        )
-    if bound is not None:
-        limit = format_html(
-            '<line class="bound" x1="0" x2="{}" y1="{}" y2="{}"/>',
-            SPARK_WIDTH,
-            f"{y(bound):.1f}",
-            f"{y(bound):.1f}",
-        )
-    return format_html(
-        '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
-        'aria-label="{}">{}{}<path d="{}"/></svg>',
-        SPARK_WIDTH,
-        SPARK_HEIGHT,
-        label,
-        shade,
-        limit,
-        "".join(steps),
-    )
-
-
-@register.filter
-def coordinate(value: float) -> str:
-    """A number as drawings and addresses take it, whatever the language of the page."""
-    return f"{value:.2f}".rstrip("0").rstrip(".")
-
-
 @register.filter
 def in_words(cell: HeatCell) -> str:
     """A cell of the heat map: when, how long, how many, how many of them failed."""
@@ -414,6 +322,24 @@ def setting(value: object) -> str:
 
 
 @register.filter
+def who(by: str) -> str:
+    """Who set a knob; an agent of ours signs as “trimtab-agent revert” and the command's id."""
+    program, _space, deed = by.partition(" ")
+    if program != "trimtab-agent":
+        return by
+    return _("Trimtab, taking a change back") if deed.startswith("revert") else _("Trimtab")
+
+
+@register.filter
+def after_title(message: dict[str, str]) -> str:
+    """A message's text without what its title has said already."""
+    text = message.get("text", "")
+    told = (said for said in (message.get("what"), message.get("title")) if said)
+    said = next((said for said in told if text.startswith(said)), "")
+    return text[len(said) :].lstrip(". ")
+
+
+@register.filter
 def absolute(value: float) -> float:
     return abs(value)
 
@@ -432,36 +358,6 @@ def gpu_rest(gpu: dict[str, object]) -> list[tuple[str, object]]:
     """What else is known of a GPU."""
     shown = ("index", "gpu", "name", "memory_total_bytes")
     return [(key, value) for key, value in sorted(gpu.items()) if key not in shown]
-
-
-@register.simple_tag
-def knob_rule(row: KnobRow) -> SafeString:
-    """Where a value stands within its bounds: a dot on a line, its default a tick."""
-    if row.at is None:
-        return mark_safe("")
-    said = _("%(value)s of %(low)s to %(high)s") % {
-        "value": setting(row.value),
-        "low": number(row.minimum),
-        "high": number(row.maximum),
-    }
-    tick = mark_safe("")
-    if row.default_at is not None:
-        x = f"{100 * row.default_at:.2f}%"
-        tick = format_html('<line class="usual" x1="{}" x2="{}" y1="2" y2="10"/>', x, x)
-    return format_html(
-        '<svg class="rule" role="img" aria-label="{}"><line class="track" x1="0" x2="100%" y1="6" '
-        'y2="6"/>{}<circle class="{}" cx="{}" cy="6" r="4"/></svg>',
-        said,
-        tick,
-        "warn" if row.drifted else "",
-        f"{100 * row.at:.2f}%",
-    )
-
-
-@register.filter
-def share_of_width(share: float) -> str:
-    """A share of the drawing's width as an SVG length."""
-    return f"{100 * share:.3f}%"
 
 
 @register.simple_tag

@@ -140,7 +140,8 @@ def test_too_few_windows_or_requests_prove_nothing(before: Sample, after: Sample
     assert look(before, after).verdict is None
     result = look(before, after, last=True)
     assert result.verdict == Verdict.INCONCLUSIVE
-    assert "too few to judge by" in result.sentence
+    assert "too few requests to judge by" in result.sentence
+    assert " 1 windows" not in result.sentence
 
 
 def test_better_needs_the_load_to_be_alike() -> None:

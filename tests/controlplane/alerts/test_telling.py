@@ -393,4 +393,4 @@ def test_a_duration_is_told_in_two_units_at_most(seconds: int, words: str) -> No
 
 
 def test_sentences_begin_large_and_end_with_one_stop() -> None:
-    assert sentences("a b.", "", "c…", "负载高。", "d") == "A b. C… 负载高。 D."
+    assert sentences("a b.", "", "c…", "负载高。", "负载高", "d") == "A b. C… 负载高。 负载高。 D."

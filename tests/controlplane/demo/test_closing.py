@@ -27,8 +27,8 @@ def diagnosis(second: int, cause: str, because: str, no_action: str) -> dict[str
 
 def incident(**more: Any) -> dict[str, Any]:
     return {
-        "opened_at": at(60), "closed_at": at(180), "objective": "chat-ttft", "scope": "engine-0",
-        "service": "chat", "state": "closed", "part_of": None, "reopened": 0,
+        "opened_at": at(60), "closed_at": at(180), "objective_name": "First token in time",
+        "scope": "engine-0", "service": "chat", "state": "closed", "part_of": None, "reopened": 0,
         "bad_events": 9.0, "total_events": 1234.0,
         "diagnoses": [
             diagnosis(67, "slow_host", "steps take longer", "look at node-0 again"),
@@ -56,19 +56,19 @@ def told(*incidents: dict[str, Any], actions: tuple[dict[str, Any], ...] = ()) -
 def test_the_story_is_told_in_order_in_seconds_since_it_began() -> None:
     old = incident(opened_at="2025-12-31T00:00:00+00:00", closed_at=None, diagnoses=[])
     assert told(incident(), old, actions=(action(),)) == [
-        "30 detected: chat-ttft on engine-0 is missed",
+        "30 detected: “First token in time” on engine-0 is missed",
         "35 explained: unknown: too little was seen",
         "36 explained: slow_host: steps take longer",
         "36 no action: look at node-0",
         "37 acted: max_num_seqs 2 → 32 on engine-0",
         "38 told: opened, to terminal",
         "70 kept: fewer are late",
-        "150 over: chat-ttft on engine-0 is met again; 9 of 1,234 requests missed it",
+        "150 over: “First token in time” on engine-0 is met again; 9 of 1,234 requests missed it",
     ]
 
 
 def test_what_is_part_of_another_story_is_not_explained_twice() -> None:
-    part = incident(objective="chat-tpot", part_of="1")
+    part = incident(objective_name="Each token in time", part_of="1")
     assert [line for line in told(part) if "explained" in line or "no action" in line] == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,10 +17,17 @@ import pytest
 from controlplane.demo.__main__ import house_for, in_the_way
 from controlplane.demo.house import Ports, in_use
 from controlplane.demo.options import options
-from controlplane.demo.processes import STORIES, Processes, running, started_at, stop_recorded
+from controlplane.demo.processes import (
+    STORIES,
+    Processes,
+    running,
+    started_at,
+    stop_recorded,
+    uninterrupted,
+)
 from controlplane.demo.receiver import BODY_BYTES_MAX, Receiver
 from controlplane.demo.scenarios import SCENARIOS
-from controlplane.demo.screen import WIDTH, Screen
+from controlplane.demo.screen import WIDTH, Gone, Screen
 from controlplane.demo.story import sentences
 
 
@@ -45,6 +53,27 @@ def test_lines_are_as_wide_as_a_narrow_terminal_and_go_on_below_their_text(
     assert max(map(len, lines)) == 50
     assert lines[1].startswith(" " * 10 + "word")
     assert lines[5].startswith("│ " + " " * 16 + "word")
+
+
+def test_the_live_line_is_rewritten_without_escape_codes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    screen = Screen()
+    screen.terminal = True
+    screen.progress(61, "going well " * 9)
+    screen.say("news")
+    screen.settle()
+    live = ("01:01  " + "going well " * 9)[:40]
+    blank = f"\r{' ' * 40}\r"
+    assert capsys.readouterr().out == f"{live}{blank}news\n{live}{blank}"
+
+
+def test_a_step_is_not_begun_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    screen.gone = True
+    with pytest.raises(Gone):
+        screen.step("measuring")
 
 
 def test_who_stops_reading_ends_the_demo_without_an_error(tmp_path: Path) -> None:
@@ -109,12 +138,14 @@ def test_a_message_delivered_twice_is_heard_once() -> None:
 def test_the_story_tells_detection_cause_action_and_end_in_order() -> None:
     incident = {
         "id": "i", "what": "9 of 10 late", "because": "a cap", "cause": "running_cap_too_small",
-        "state": "closed", "closed_at": "2026-01-01T00:05:00Z", "objective": "chat-ttft",
+        "state": "closed", "closed_at": "2026-01-01T00:05:00Z",
+        "objective_name": "First token within 500 ms",
         "part_of": None, "reopened": 0,
     }  # fmt: skip
     action = {"id": "a", "state": "verified", "sentence": "Kept max_num_seqs from 8 to 32"}
     told = [sentence for _, sentence in sentences([incident], [action])]
     assert [line[0] for line in told] == ["▲", " ", "◆", "●"]
+    assert told[-1] == "● over: “First token within 500 ms” is met again"
     back = sentences([incident | {"state": "open", "reopened": 1}], [])
     assert back[0] == (("i", "opened 1"), "▲ detected again: 9 of 10 late")
     part = incident | {"id": "p", "part_of": "i"}
@@ -175,6 +206,24 @@ def test_a_story_begins_in_a_house_of_its_own_with_nothing_of_the_last(tmp_path:
     assert not (again.home / "db.sqlite3").exists()
     assert again.settings["TRIMTAB_CONTROL_WINDOW_S"] == "3.75"
     assert house_for(None, chosen, Ports()).home == tmp_path
+
+
+def test_a_child_is_written_down_before_a_signal_ends_its_parent() -> None:
+    done = []
+
+    def start() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("started and written down")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == ["started and written down"]
 
 
 def test_a_recorded_process_is_ended_and_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def test_incidents_and_actions_are_listed_with_their_story(client: Client, tmp_p
     auth = headers(world.tenant)
     (listed,) = client.get("/api/v1/incidents/", headers=auth).json()["incidents"]
     assert listed["id"] == str(world.incident.pk)
+    assert (listed["objective"], listed["objective_name"]) == ("ttft", world.objective.name)
     assert listed["cause"] == "running_cap_too_small"
     one = client.get(f"/api/v1/incidents/{world.incident.pk}/", headers=auth).json()
     assert one["because"] == "31 requests wait"

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.test import Client
+from django.utils import translation
 
 from tests.controlplane.web.world import World, incident, judge, member, send, world
+
+
+@pytest.fixture(autouse=True)
+def own_language() -> Iterator[None]:
+    """What a page was last asked for in stays the thread's language."""
+    yield
+    translation.deactivate()
 
 
 @pytest.fixture

@@ -82,6 +82,18 @@ def test_a_node_shows_knobs_with_bounds_class_and_who_set_them(ada: Any, empty: 
     assert said.count("unchanged so far") == 5
 
 
+def test_who_set_a_knob_is_said_in_words_and_leads_to_the_action(ada: Any, empty: World) -> None:
+    command = told(empty)
+    turned(empty, 48, f"trimtab-agent revert {command.pk}")
+    client = ada(empty)
+    said = text(client.get("/fleet/node-a/"))
+    assert "trimtab-agent" not in said
+    link = f'href="/actions/?engine=engine-0#action-{command.action_id}"'
+    assert f"{link}>Trimtab, taking a change back</a>" in said
+    assert "configuration 8 by Trimtab, taking a change back" in said
+    assert "trimtab-agent" not in text(client.get("/fleet/"))
+
+
 def test_drift_is_told_as_a_story(ada: Any, empty: World) -> None:
     told(empty)
     turned(empty, 24, "cli/ada")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.accounts.models import AuditEntry, Membership
@@ -14,6 +17,7 @@ from controlplane.actions.links import LIFE, link_path
 from controlplane.actions.models import Action, Policy, State, Transition
 from controlplane.actions.policies import freeze
 from controlplane.diagnosis.models import Incident
+from controlplane.web import urls
 from tests.catalogues import compile_all
 from tests.controlplane.web.world import World, member, world
 
@@ -97,8 +101,46 @@ def test_a_button_needs_its_page(full: World, action: Action) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(member(full.tenant))
     assert client.post(f"/actions/{action.pk}/approve/").status_code == 403
-    assert client.get(f"/actions/{action.pk}/approve/").status_code == 405
     assert Client().post(f"/actions/{action.pk}/approve/").status_code == 302  # to the login
+
+
+def test_an_orders_address_leads_to_the_page_above_it(
+    ada: Any, full: World, action: Action
+) -> None:
+    """Who signs in again, or chooses a language, where an order was refused comes there by GET."""
+    client, there = ada(full), f"/actions/{action.pk}/approve/"
+    refused = client.post("/policies/freeze/", {"reason": "", "minutes": "0"})
+    assert refused.status_code == 400
+    assert 'name="next" value="/policies/freeze/"' in refused.content.decode()
+    for name, address in orders(full, there).items():
+        sent = client.get(address)
+        assert (sent.status_code, client.get(sent.url).status_code) == (302, 200), name
+        assert address.startswith(sent.url)
+        assert client.put(address).status_code == 405
+    assert client.get(there).url == "/actions/"
+    assert client.get("/settings/members/1/role/").url == "/settings/members/"
+    assert client.get("/").status_code == 200  # and still signed in
+    action.refresh_from_db()
+    assert action.state == State.PROPOSED
+
+
+ORDERS = r"(un)?freeze|logout|.*-(delete|test|remove|end|revoke|role|link|activate|deactivate)"
+
+
+def orders(full: World, of_an_action: str) -> dict[str, str]:
+    """The address of everything that only a POST does, by name."""
+    ids = {
+        "channel_id": full.tenant.channels.get().pk, "member_id": 1,
+        "policy_id": uuid4(), "silence_id": uuid4(), "token_id": uuid4(),
+    }  # fmt: skip
+    found = {"action-order": of_an_action}
+    for each in [*urls.urlpatterns, *urls.SETTINGS]:
+        name = getattr(each, "name", None) or ""
+        if re.fullmatch(ORDERS, name) and name != "action-link":
+            wanted = each.pattern.converters.keys()
+            found[name] = reverse(name, kwargs={key: ids[key] for key in wanted})
+    assert len(found) == 14
+    return found
 
 
 def test_what_cannot_be_done_now_says_why(ada: Any, full: World, action: Action) -> None:

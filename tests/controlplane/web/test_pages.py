@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +17,9 @@ from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Node
 from controlplane.fleet.services import sync
 from controlplane.web.forms import TRIES_PER_MIN
+from controlplane.web.story import lines_of
 from tests.controlplane.web.world import (
+    BECAUSE,
     TRACE_ID,
     World,
     act,
@@ -142,7 +145,7 @@ def test_objective_shows_four_facts_burn_rows_and_its_specification(ada: Any, fu
         "time to first token ≤ 500 ms",
     ):
         assert words in said
-    assert said.count("of the long window has history") == 3
+    assert said.count("of the long window has history; the time before counts as quiet, so") == 3
     assert "&quot;threshold_ms&quot;: 500" in said
     assert "two windows in a row with more than 14.4\u00a0% missed" in said
 
@@ -163,6 +166,73 @@ def test_incident_shows_evidence_rivals_action_and_message(ada: Any, full: World
     assert "within bounds, hot, one step of two" in said
     assert "chat-oncall" in said
     assert reverse("trace", args=[TRACE_ID]) in said
+
+
+def test_incident_repeats_nothing_of_its_message(ada: Any, full: World) -> None:
+    said = text(ada(full).get(f"/incidents/{Incident.objects.get().pk}/"))
+    told = said.partition('id="told"')[2].partition("</section>")[0]
+    assert told.count("184 of 412 requests missed") == 1
+    assert told.count(BECAUSE) == 1
+
+
+def test_incident_tells_its_steps_in_the_order_they_had(ada: Any, full: World) -> None:
+    """The agent may be quicker than the chat, and the chat quicker than the agent."""
+    found, action = Incident.objects.get(), Action.objects.get()
+    (delivery,) = found.deliveries.all()
+    ada(full)
+
+    def steps() -> list[str]:
+        (line,) = lines_of([Incident.objects.get()])
+        return [step.word for step in line.steps]
+
+    assert action.applied_at is not None
+    for later_s, words in (
+        (1, ["detected", "explained", "acted", "told", "verifying"]),
+        (-1, ["detected", "explained", "told", "acted", "verifying"]),
+    ):
+        delivery.sent_at = action.applied_at + timedelta(seconds=later_s)
+        delivery.save()
+        assert steps() == words
+    delivery.state, delivery.sent_at = "pending", None
+    delivery.save()
+    assert steps() == ["detected", "explained", "acted", "tell", "verifying"]
+    delivery.state = "failed"
+    delivery.save()
+    assert steps() == ["detected", "explained", "not told", "acted", "verifying"]
+
+
+def test_incident_says_what_its_numbers_leave_out(ada: Any, full: World) -> None:
+    client, found = ada(full), Incident.objects.get()
+    said = text(client.get(f"/incidents/{found.pk}/"))
+    assert "Counted from the first of the control windows in a row that missed by far." in said
+    missed = re.search(r"In the hour before, (\d+) of ([\d\u202f]+) missed as well", said)
+    assert missed is not None
+    assert 0 < int(missed[1]) < int(missed[2].replace("\u202f", ""))
+    Incident.objects.update(trigger="burn 1h/5m", scope="engine-9")
+    said = text(client.get(f"/incidents/{found.pk}/"))
+    assert "when 1\u00a0h burned too fast" in said
+    assert "In the hour before" not in said
+
+
+def test_incident_says_once_what_a_look_and_p_are(ada: Any, full: World) -> None:
+    client, found = ada(full), Incident.objects.get()
+    address = f"/incidents/{found.pk}/"
+    assert "A look compares" not in text(client.get(address))  # nothing was judged yet
+    end(Action.objects.get(), State.ROLLED_BACK, full.now)
+    end(act(full, found, full.now, State.VERIFYING), State.VERIFIED, full.now)
+    said = text(client.get(address))
+    assert said.count("p = ") == 2
+    assert said.count("A look compares") == 1
+
+
+def test_one_request_is_said_as_one(ada: Any, full: World) -> None:
+    action = Action.objects.get()
+    end(action, State.ROLLED_BACK, full.now)
+    action.outcome["after"] = {"good": 0.0, "total": 1.0}
+    action.save()
+    client = ada(full)
+    assert "of 1 request<" in text(client.get(f"/incidents/{Incident.objects.get().pk}/"))
+    assert "missed, 1 request<" in text(client.get("/actions/"))
 
 
 @pytest.mark.parametrize(

@@ -182,9 +182,10 @@ def judge(world: World) -> None:
             counts = None if gap else Counts(total - bad, total)
             signal = Signal.STALE if gap else Signal.OK
             measured.append(Measured(end, counts, signal))
-        readings_book(
-            objective=world.objectives[slug], scope="", window_s=WINDOW_S, measured=measured
-        )
+        for scope in ("", "engine-0"):
+            readings_book(
+                objective=world.objectives[slug], scope=scope, window_s=WINDOW_S, measured=measured
+            )
 
 
 def pairs(labels: dict[str, str]) -> list[KeyValue]:
@@ -350,11 +351,12 @@ def incident(world: World, *, until: State = State.VERIFYING, closed: bool = Fal
     channel, _made = Channel.objects.get_or_create(
         tenant=tenant, name="chat-oncall", url="http://127.0.0.1:8300/hook"
     )
-    text = f"184 of 412 requests missed “First token within 500 ms” on engine-0, because {BECAUSE}."
+    what = "184 of 412 requests missed “First token within 500 ms” on engine-0"
     Delivery.objects.create(
         tenant=tenant, channel=channel, incident=found, state="sent", attempts=1, last_status=200,
-        message={"title": "First token within 500 ms is missed on engine-0", "text": text},
-        next_try_at=opened, created_at=opened, sent_at=opened + timedelta(seconds=3),
+        message={"title": what, "what": f"{what}.", "text": f"{what}. {BECAUSE}."},
+        next_try_at=opened, created_at=opened + timedelta(seconds=1),
+        sent_at=opened + timedelta(seconds=3),
     )  # fmt: skip
     return found
 

@@ -27,8 +27,8 @@
     if (input) input.select(); else document.querySelector('[data-key="t"]')?.click();
   };
   const plain = { "/": search, j: () => step(1), k: () => step(-1), t: turn, ".": actions.theme, "?": actions.keys };
-  // On a narrow screen rail and tabs are one line that scrolls: begin where the page is.
-  for (const here of document.querySelectorAll(".rail > [aria-current], .tabs > [aria-current]"))
+  // On a narrow screen tabs are one line that scrolls: begin where the page is.
+  for (const here of document.querySelectorAll(".tabs > [aria-current]"))
     here.scrollIntoView({ block: "nearest", inline: "center" });
   let went = 0;
   addEventListener("keydown", (event) => {
