@@ -10,6 +10,7 @@ RUNTIME := .venv/.runtime
 DEV := .venv/.dev
 NODE := node_modules/.ok
 PIP := ./fetch.sh $(BIN)/pip install --disable-pip-version-check --retries 2 -c constraints.txt
+STEP := .venv/.step
 WORDS := $(patsubst %.po,%.mo,$(wildcard locale/*/LC_MESSAGES/django.po))
 
 .PHONY: help run stop status test check bench chaos setup system words clean
@@ -27,9 +28,9 @@ stop: ## end what `make run` started, and nothing else
 status: ## what runs, how it stands, what it costs
 	@if [ -x $(BIN)/trimtab ]; then $(BIN)/trimtab status; else echo 'Nothing runs: not set up yet. Try: make run'; fi
 
-setup: $(NODE) $(RUNTIME) $(WORDS) ## Python, front-end files and translations, for running
+setup: $(NODE) $(RUNTIME) $(WORDS) $(STEP) ## Python, front-end files, translations, compiled step
 
-test: $(NODE) $(DEV) $(WORDS) system ## set up what the tests need and run them
+test: $(NODE) $(DEV) $(WORDS) system $(STEP) ## set up what the tests need and run them
 	@$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal $(ARGS)
 
 check: $(NODE) $(DEV) ## lint, types, import rules, Django's own checks
@@ -41,10 +42,10 @@ check: $(NODE) $(DEV) ## lint, types, import rules, Django's own checks
 	  echo '· makemigrations --check'; $(BIN)/python manage.py makemigrations --check --dry-run; \
 	  rm -rf "$$TRIMTAB_HOME"
 
-bench: $(NODE) $(DEV) ## same-run comparisons; each prints its figures and PASS or FAIL
+bench: $(NODE) $(DEV) $(STEP) ## same-run comparisons; each prints its figures and PASS or FAIL
 	@for b in bench/ingest.py bench/loop.py bench/quiet.py bench/diagnosis.py bench/fail_static.py bench/conservation.py; do echo "== $$b"; $(BIN)/python $$b; done
 
-chaos: $(NODE) $(DEV) ## kill −9 control plane, agent and engine under load, then count (N=50)
+chaos: $(NODE) $(DEV) $(STEP) ## kill −9 control plane, agent and engine under load, then count (N=50)
 	@$(BIN)/python bench/chaos.py --kills $${N:-50}
 
 words: $(DEV) ## collect the strings of pages into locale/, name those without a translation
@@ -74,6 +75,12 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 	@echo '· translations'
 	@$(BIN)/python -c 'import polib, sys; polib.pofile(sys.argv[1]).save_as_mofile(sys.argv[2])' $< $@
 
+# Compiled once for a machine; an engine that does not find it has it made while it serves.
+$(STEP): $(addprefix engine/,exec/build.py exec/compiled.py exec/decode.py kv/pool.py models/llama.py) | $(RUNTIME)
+	@echo "· the engine's decode step, compiled (half a minute, once)"
+	@$(BIN)/python -m engine.exec.build
+	@touch $@
+
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo '· Python packages, with those for development'
 	@$(PIP) -e '.[engine,dev]'
@@ -89,7 +96,7 @@ system:
 	@missing=''; \
 	[ -x /usr/bin/chromium ] || missing="$$missing chromium"; \
 	command -v xgettext >/dev/null || missing="$$missing gettext"; \
-	command -v gcc >/dev/null || missing="$$missing gcc libc6-dev"; \
+	command -v g++ >/dev/null || missing="$$missing g++"; \
 	if [ -n "$$missing" ]; then \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo "· apt-get install$$missing"; \

@@ -1,14 +1,16 @@
-"""A decode step replayed from its graph against the same step op by op; prints the ratio.
+"""A decode step op by op, replayed from its graph, and compiled; prints the ratios.
 
     python -m bench.capture [--model 1.3m] [--repeat 200]
 
 Whole steps (index arrays, forward, choice), interleaved in one process, CPU time of the one
-thread, medians. Contexts are log-normal around 110 tokens, as the demo's load has them.
+thread, medians. Contexts are log-normal around 110 tokens, as the demo's load has them. The step is
+compiled first where that was not done; without a C++ compiler that column is left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 
 import numpy as np
@@ -16,6 +18,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import Core
+from engine.exec.build import COMPILER, build, home
+from engine.exec.capture import Captured, capture
 from engine.models.llama import SHAPES
 from engine.sched.request import Request
 from engine.sched.scheduler import Plan
@@ -40,31 +44,55 @@ def decodes(core: Core, batch: int) -> Plan:
     return Plan(asked, np.array([one.row for one in asked]), [])
 
 
+def arms(core: Core) -> dict[str, Captured | None]:
+    """The ways to run a step, plain first, and what having each took."""
+    model, size = core.runner.model, core.runner.pool.block_size
+    ways: dict[str, Captured | None] = {"eager": None, "graph": capture(model, size)}
+    if (compiled := core.barrier.workshop.find()) is not None:
+        ways["compiled"] = compiled
+    for name, way in ways.items():
+        if way is not None:
+            print(f"{name}: ready in {way.seconds:.3f} s")
+    return ways
+
+
+def measure(core: Core, ways: dict[str, Captured | None], batch: int, repeat: int) -> str:
+    """One line of the table."""
+    plan = decodes(core, batch)
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    logits: dict[str, torch.Tensor] = {}
+    for _ in range(repeat):
+        for name, way in ways.items():
+            core.runner.captured = way
+            began = time.thread_time()
+            _, logits[name] = core.runner.forward(plan)
+            spent[name].append(time.thread_time() - began)
+    context = core.rows.computed[plan.rows].mean()
+    for one in plan.decodes:
+        core.allocator.release(core.rows.close(one.row))
+    ms = {name: 1000 * float(np.median(times[5:])) for name, times in spent.items()}
+    cells = [f"{batch:5} {context:8.0f}", *(f"{ms[name]:9.3f}" for name in ways)]
+    cells += [f"{ms['eager'] / ms[name]:9.2f}" for name in list(ways)[1:]]
+    errors = [float((logits[name] - logits["eager"]).abs().max()) for name in list(ways)[1:]]
+    return " ".join([*cells, f"{max(errors):9.0e}"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", choices=sorted(SHAPES), default="1.3m")
     parser.add_argument("--repeat", type=int, default=200)
     options = parser.parse_args()
-    core = Core(EngineConfig(model=options.model), lambda outcome: None)
-    runner, graphs = core.runner, core.runner.graphs
-    assert graphs is not None
-    print(f"{options.model}: captured in {graphs.seconds:.2f} s; one thread; ms CPU per step")
-    print("batch   eager   graph   ratio   equal")
+    config = EngineConfig(model=options.model, cache=home())
+    if shutil.which(COMPILER):
+        seconds = build(home(), SHAPES[config.model], config.threads)
+        print(f"compiled in {seconds:.0f} s" if seconds else "compiled before")
+    core = Core(config, lambda outcome: None)
+    ways = arms(core)
+    print(f"{options.model}, one thread; ms of CPU per step, eager ÷ each other, largest error")
+    heads = ["batch  context", *(f"{name:>9}" for name in ways)]
+    print(" ".join([*heads, *(f"{'÷ ' + name:>9}" for name in list(ways)[1:]), f"{'error':>9}"]))
     for batch in BATCHES:
-        plan = decodes(core, batch)
-        spent: dict[bool, list[float]] = {False: [], True: []}
-        logits: dict[bool, torch.Tensor] = {}
-        for i in range(2 * options.repeat):
-            use = bool(i % 2)
-            runner.graphs = graphs if use else None
-            began = time.thread_time()
-            _, logits[use] = runner.forward(plan)
-            spent[use].append(time.thread_time() - began)
-        eager, graph = (1000 * float(np.median(spent[use][5:])) for use in (False, True))
-        equal = torch.equal(logits[False], logits[True])
-        print(f"{batch:5}  {eager:6.3f}  {graph:6.3f}  {eager / graph:6.2f}   {equal}")
-        for one in plan.decodes:
-            core.allocator.release(core.rows.close(one.row))
+        print(measure(core, ways, batch, options.repeat))
 
 
 if __name__ == "__main__":

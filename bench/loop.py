@@ -40,6 +40,7 @@ from plant import (
 
 from controlplane.demo.client import good_again_s
 from controlplane.demo.pace import FAST, NORMAL, Pace
+from controlplane.demo.scenarios import SCENARIOS
 from engine.load import Request, arrivals, bursts
 from engine.replay import Record, Status, Summary, summarise
 
@@ -144,15 +145,16 @@ def row(run: Run) -> str:
 def compare(options: argparse.Namespace) -> int:
     began = time.monotonic()
     pace = NORMAL if options.norms else FAST
-    capacity = capacity_here()
-    calm, high = options.calm * capacity, options.load * capacity
-    say(f"capacity {capacity:.1f} requests/s: {calm:.1f} for {options.quiet_s:g} s, "
-        f"then {high:.1f} in bursts for {options.shift_s:g} s")  # fmt: skip
-    static = best_static(high, options.screen_s, pace)
+    static = best_static(options.load * capacity_here(), options.screen_s, pace)
     say(f"  best static: {describe(static)}")
     arms = [("off", DEFAULTS), ("on", DEFAULTS), ("static", static)]
     runs: list[Run] = []
     for seed in range(options.seeds):
+        # Measured anew for each: a shared machine is not as fast now as ten minutes ago.
+        capacity = capacity_here()
+        calm, high = options.calm * capacity, options.load * capacity
+        say(f"  capacity {capacity:.1f} requests/s: {calm:.1f} for {options.quiet_s:g} s, "
+            f"then {high:.1f} in bursts for {options.shift_s:g} s")  # fmt: skip
         phases = [(options.quiet_s, calm), *bursts(seed, options.shift_s, high)]
         requests = arrivals(seed, phases, name="bench")
         for arm, values in arms[seed % 3 :] + arms[: seed % 3]:
@@ -194,11 +196,12 @@ def judge(runs: list[Run], seeds: int, json_path: Path | None) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--calm", type=float, default=0.4, help="share of capacity, before")
-    parser.add_argument("--load", type=float, default=0.78, help="share of capacity, after")
+    burst = SCENARIOS["burst"]  # the same story as the demo's
+    parser.add_argument("--calm", type=float, default=burst.calm, help="share of capacity, before")
+    parser.add_argument("--load", type=float, default=burst.load, help="share of capacity, after")
     parser.add_argument("--quiet-s", type=float, default=5)
     parser.add_argument("--shift-s", type=float, default=72)
-    parser.add_argument("--screen-s", type=float, default=6)
+    parser.add_argument("--screen-s", type=float, default=5)
     parser.add_argument("--norms", action="store_true", help="the default times (longer runs)")
     parser.add_argument("--json", type=Path, help="write the ratios here")
     options = parser.parse_args()

@@ -14,6 +14,7 @@ from types import FrameType
 import uvicorn
 
 from engine.config import BLOCK_SIZES, MODELS, EngineConfig
+from engine.exec.build import home
 from engine.knobs import NotPossible
 from engine.reconfig import StateError
 from engine.server import App
@@ -88,6 +89,10 @@ def parse(arguments: list[str]) -> EngineConfig:
     add(
         "--drain-s-max", type=float, default=default.drain_s_max, metavar="SECONDS",
         help="to finish in, after SIGTERM",
+    )  # fmt: skip
+    add(
+        "--cache", type=lambda text: Path(text) if text else None, default=home(), metavar="FOLDER",
+        help="keeps compiled steps, for all engines of this user; empty: none are compiled",
     )  # fmt: skip
     # Not given, these are not there: no default is to be told.
     absent = argparse.SUPPRESS

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
-from engine.exec.capture import CaptureError, Graphs, capture
+from engine.exec.build import Workshop
+from engine.exec.capture import Captured, CaptureError, Graphs, capture
+from engine.exec.compiled import Compiled
 from engine.exec.decode import LOGIT_TOLERANCE
 from engine.exec.reblock import Layout, blocks_needed, reblock
 from engine.exec.runner import Runner
@@ -25,6 +27,7 @@ from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import CANARY_TOKENS, KVPool
 from engine.models.llama import Llama
+from engine.reconfig import RuntimeStore
 from engine.sched.request import Request
 from engine.sched.scheduler import Chunk, Plan, Scheduler
 
@@ -61,10 +64,14 @@ def new_pool(config: EngineConfig, model: Llama, block_size: int) -> KVPool:
 class Barrier:
     """Owns what barrier knobs exchange. `prepare` from any thread, one at a time."""
 
-    def __init__(self, config: EngineConfig, runner: Runner, scheduler: Scheduler) -> None:
+    def __init__(
+        self, config: EngineConfig, runner: Runner, scheduler: Scheduler, runtime: RuntimeStore
+    ) -> None:
         self.config = config
         self.runner = runner
         self.scheduler = scheduler
+        self.runtime = runtime
+        self.workshop = Workshop(config.cache, runner.model, config.threads)
         self.rollbacks = 0
         self.swap_s = 0.0  # how long the last swap held up the steps
         self.unsupported: dict[str, str] = {}  # knob → why this device cannot
@@ -75,7 +82,7 @@ class Barrier:
         """Captures, if that is asked for, before the first step. Without it the engine serves."""
         if running.graph_capture == "on":
             try:
-                self.runner.graphs = capture(self.runner.model, running.kv_block_size)
+                self.runner.captured = self._best(running.kv_block_size)
             except CaptureError as error:
                 log.warning("%s: graph capture is not supported: %s", self.config.name, error)
                 self.unsupported["graph_capture"] = str(error)
@@ -86,26 +93,35 @@ class Barrier:
         recut = after.kv_block_size != before.kv_block_size
         if not turned and not recut:
             return None
-        graphs = None
-        if after.graph_capture == "on" and (turned or self.runner.graphs is not None):
-            graphs = self._capture(after.kv_block_size)
+        captured = None
+        if after.graph_capture == "on" and (turned or self.runner.captured is not None):
+            captured = self._capture(after.kv_block_size)
         pool = None
         if recut:
             pool = new_pool(self.config, self.runner.model, after.kv_block_size)
             self._check_room(after.kv_block_size)
-        return Swap(self, pool, graphs)
+        return Swap(self, pool, captured)
 
-    def lose_graphs(self) -> None:
-        """Between two steps: the graphs are gone and cannot be built until `recapture`."""
+    def upgrade(self, compiled: Compiled) -> None:
+        """Takes the compiled step for the graphs, where graphs are in use."""
+        with self.runtime.changing:
+            if isinstance(self.runner.captured, Graphs):
+                try:
+                    self.runtime.boundary.run(Swap(self, None, compiled))
+                except (NotPossible, TimeoutError) as error:
+                    log.warning("%s: the compiled step is not used: %s", self.config.name, error)
+
+    def lose_capture(self) -> None:
+        """Between two steps: what was captured is gone, and cannot be had until `recapture`."""
         self.capture_lost = True
-        self.runner.graphs = None
+        self.runner.captured = None
 
-    def recapture(self, running: RuntimeConfig) -> Graphs | None:
-        """Ends `lose_graphs`: the graphs to use from the next step on, where they are asked for."""
+    def recapture(self, running: RuntimeConfig) -> Captured | None:
+        """Ends `lose_capture`: what to use from the next step on, where it is asked for."""
         self.capture_lost = False
         return self._capture(running.kv_block_size) if running.graph_capture == "on" else None
 
-    def _capture(self, block_size: int) -> Graphs:
+    def _capture(self, block_size: int) -> Captured:
         if self.capture_lost:
             raise NotPossible(
                 "capture_failed",
@@ -113,11 +129,19 @@ class Barrier:
                 "graph_capture: the device does not take a graph now; steps run op by op",
             )
         try:
-            return capture(self.runner.model, block_size)
+            return self._best(block_size)
         except CaptureError as error:
             raise NotPossible(
                 "capture_failed", "graph_capture", f"graph_capture: {error}"
             ) from error
+
+    def _best(self, block_size: int) -> Captured:
+        """The compiled step; while it is being made, traced graphs. Raises CaptureError."""
+        if (compiled := self.workshop.find()) is not None:
+            return compiled
+        graphs = capture(self.runner.model, block_size)
+        self.workshop.order(self.upgrade)
+        return graphs
 
     def _check_room(self, block_size: int) -> None:
         """An early no, of the moment; `reblock` has the last word."""
@@ -155,15 +179,15 @@ class Swap:
 
     barrier: Barrier
     pool: KVPool | None
-    graphs: Graphs | None
+    captured: Captured | None
 
     def __call__(self) -> None:
         began = time.monotonic()
         barrier, runner, scheduler = self.barrier, self.barrier.runner, self.barrier.scheduler
-        before = Layout(runner.pool, scheduler.allocator, runner.rows.layout), runner.graphs
+        before = Layout(runner.pool, scheduler.allocator, runner.rows.layout), runner.captured
         try:
             layout = before[0] if self.pool is None else self._moved(self.pool)
-            self._use(layout, self.graphs)
+            self._use(layout, self.captured)
             barrier.canary.prove()
         except Exception as error:
             self._use(*before)
@@ -186,12 +210,12 @@ class Swap:
             raise barrier.too_small(pool.block_size, needed, blocks)
         return layout
 
-    def _use(self, layout: Layout, graphs: Graphs | None) -> None:
+    def _use(self, layout: Layout, captured: Captured | None) -> None:
         runner, scheduler = self.barrier.runner, self.barrier.scheduler
         runner.pool = layout.pool
         runner.rows.use(layout.tables)
         scheduler.allocator = layout.allocator
-        runner.graphs = graphs
+        runner.captured = captured
 
 
 class Canary:
@@ -204,7 +228,7 @@ class Canary:
         self.expected = runner.model.dense(torch.from_numpy(self.tokens))[-2:]
 
     def prove(self) -> None:
-        """Prefill, then one decode, through the pool and the graphs in use. Raises ProofFailed."""
+        """Prefill, then one decode, through the pool and what was captured. Raises ProofFailed."""
         runner, rows = self.runner, self.runner.rows
         request = Request(id="canary", tokens=self.tokens, max_tokens=1, arrived=0.0)
         last = len(self.tokens) - 1

@@ -17,6 +17,7 @@ class EngineConfig:
     `kv_pool_blocks` blocks of `block_size` tokens are shared by all sequences; one sequence of
     `model_len_max` tokens must fit, so that a lone request can always finish. They set the size of
     the pool for good; the knob kv_block_size only cuts it otherwise, and starts at `block_size`.
+    `cache`: folder of compiled decode steps; None: steps are not compiled.
     """
 
     name: str = "engine-0"
@@ -34,6 +35,7 @@ class EngineConfig:
     queue_tokens_max: int = 262_144
     drain_s_max: float = 10.0
     state: Path | None = None
+    cache: Path | None = None
     otlp_endpoint: str = ""
     ingest_token: str = ""
     faults_token: str = ""

@@ -67,7 +67,7 @@ class Core:
         self.runner = Runner(model, pool, self.rows)
         allocator = PagedAllocator(config.kv_pool_tokens // pool.block_size)
         self.scheduler = Scheduler(self.rows, allocator)
-        self.barrier = Barrier(config, self.runner, self.scheduler)
+        self.barrier = Barrier(config, self.runner, self.scheduler, self.runtime)
         self.runtime.prepare = self.barrier.prepare
         self.metrics = Metrics(config, self.reading)
         self.runtime.listeners.append(self._count_change)
@@ -93,6 +93,7 @@ class Core:
         self.wake.set()
         self.thread.join()
         self.faults.end()
+        self.barrier.workshop.close()
         if self.tracing:
             self.tracing.close()
 
@@ -121,7 +122,7 @@ class Core:
             kv_blocks=allocator.blocks,
             config_version=version.config_version,
             knobs=version.config.values(),
-            graphs=self.runner.graphs,
+            captured=self.runner.captured,
             rollbacks=self.barrier.rollbacks,
             swap_s=self.barrier.swap_s,
             spans_dropped=self.tracing.dropped if self.tracing else 0,

@@ -1,7 +1,7 @@
 """Things that go wrong on purpose, for tests, benches and the demo: each really happens.
 
     slow_host        busy processes share the CPU of the step thread
-    capture_lost     the captured graphs are dropped and cannot be built again
+    capture_lost     the captured graph or compiled step is dropped and cannot be had again
     kv_pool_halved   half of the KV pool's blocks are taken away
     none             all of it is mended
 
@@ -110,21 +110,21 @@ class Faults:
         self.end()
 
     def _lose_capture(self, _: int) -> None:
-        self.runtime.boundary.run(self.barrier.lose_graphs)
+        self.runtime.boundary.run(self.barrier.lose_capture)
 
     def _halve_pool(self, _: int) -> None:
         self.runtime.boundary.run(self.scheduler.halve_pool)
 
     def _cure(self, _: int) -> None:
         self._free_host()
-        graphs = None
+        captured = None
         if "capture_lost" in self.active:
-            graphs = self.barrier.recapture(self.runtime.running.config)
+            captured = self.barrier.recapture(self.runtime.running.config)
 
         def mend() -> None:
             self.scheduler.allocator.give_back()
-            if graphs is not None:
-                self.barrier.runner.graphs = graphs
+            if captured is not None:
+                self.barrier.runner.captured = captured
 
         self.runtime.boundary.run(mend)
         self.active.clear()

@@ -137,7 +137,7 @@ KNOBS: dict[str, Knob] = {
             unit="",
             default="on",
             ladder=("off", "on"),
-            help="Replay decode steps from a captured graph instead of running them op by op.",
+            help="Run steps compiled, or replayed from a captured graph, instead of op by op.",
             apply_class="barrier",
         ),
     )

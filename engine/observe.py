@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from engine.config import EngineConfig
-from engine.exec.capture import Graphs
+from engine.exec.capture import Captured
 from engine.knobs import Value
 from engine.sched.request import PRIORITIES, Finish, Request
 from engine.sched.scheduler import Outcome, Plan
@@ -88,7 +88,7 @@ class Reading:
     kv_blocks: int
     config_version: int
     knobs: dict[str, Value]
-    graphs: Graphs | None
+    captured: Captured | None
     rollbacks: int
     swap_s: float
     spans_dropped: int
@@ -117,7 +117,7 @@ class Metrics:
         self.near_ties = 0
         self.forward_s = 0.0
         self.forward_cpu_s = 0.0
-        self.graph_steps = {"graph": 0, "eager": 0}
+        self.graph_steps = {"compiled": 0, "graph": 0, "eager": 0}
         self.graph_misses = {"prompt": 0, "shape": 0}
         self.changes: dict[str, int] = {}
         self.time_to_first_token = Histogram(TTFT_S)
@@ -198,11 +198,11 @@ class Metrics:
             ("vllm:num_requests_waiting", reading.waiting, "Requests waiting to be run."),
             ("vllm:kv_cache_usage_perc", reading.kv_usage_ratio, "KV cache usage; 1 is full."),
             ("engine:kv_blocks", reading.kv_blocks, "Blocks of the KV pool."),
-            ("engine:graph_capture_ready", int(reading.graphs is not None), "1: graphs replay."),
+            ("engine:graph_capture_ready", int(reading.captured is not None), "1: steps replay."),
             (
                 "engine:graph_capture_seconds",
-                reading.graphs.seconds if reading.graphs else 0.0,
-                "What capturing the graphs in use took.",
+                reading.captured.seconds if reading.captured else 0.0,
+                "What capturing, or loading, what is in use took.",
             ),
             ("engine:config_swap_seconds", reading.swap_s, "Pause of the last barrier change."),
             ("engine:config_version", reading.config_version, "Version of the running config."),
@@ -251,12 +251,12 @@ class Metrics:
             yield counter(name, text, [({**labels, "priority": k}, v) for k, v in by_priority])
         yield counter(
             "engine:graph_steps",
-            "Steps by how they ran: graph, replayed; eager, op by op.",
+            "Steps by how they ran: compiled; graph, replayed; eager, op by op.",
             [({**labels, "mode": k}, v) for k, v in self.graph_steps.items()],
         )
         yield counter(
             "engine:graph_misses",
-            "Steps no graph was captured for: prompt chunks among them, or too many shapes.",
+            "Steps nothing captured covers: with (long) prompt chunks, or of too many shapes.",
             [({**labels, "reason": k}, v) for k, v in self.graph_misses.items()],
         )
         yield counter(

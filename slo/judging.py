@@ -34,6 +34,7 @@ from slo.readings import (
     sums_at_each,
     window_of,
 )
+from slo.watched import Watched
 from tracing.types import Grid, Reader, ShareSeries, Signal
 
 logger = logging.getLogger(__name__)
@@ -87,11 +88,14 @@ def objectives_judge(
     """
     judgements: list[Judgement] = []
     objectives = list(Objective.objects.filter(tenant=tenant, enabled=True).order_by("slug"))
+    watched = {
+        service: Watched(service, [o for o in objectives if o.service == service], reader, now)
+        for service in {objective.service for objective in objectives}
+    }
     for objective in objectives:
         problem = ""
-        beside = [other for other in objectives if other.service == objective.service]
         try:
-            judgements += _judge(objective, reader, now, engines, beside)
+            judgements += _judge(objective, watched[objective.service], now, engines)
         except SpecError as error:
             problem = str(error)[:300]
             logger.warning("objective %s cannot be judged: %s", objective.slug, error)
@@ -109,13 +113,8 @@ def settle_s() -> float:
 
 
 def _judge(
-    objective: Objective,
-    reader: Reader,
-    now: datetime,
-    engines: Sequence[str],
-    beside: Sequence[Objective],
+    objective: Objective, watched: Watched, now: datetime, engines: Sequence[str]
 ) -> list[Judgement]:
-    """`beside` are the objectives of the same service, which read the same windows of it."""
     window_s = settings.TRIMTAB_CONTROL_WINDOW_S
     newest = _newest(objective)
     if newest is not None and newest.window_end > now:
@@ -125,31 +124,16 @@ def _judge(
     if newest is not None and newest.window_end >= end:
         return []
     carried = _scopes_alive(objective, newest)
-    seen = _last_seen(objective, reader, now)
+    seen = watched.last_seen(objective)
     if not _all_heard(objective, seen, carried - {""}, end, now):
         end = edge_before(now - timedelta(seconds=settle_s()), window_s)
         if newest is not None and newest.window_end >= end:
             return []
     judgements: list[Judgement] = []
     for grid in _grids(objective, newest, end, window_s):
-        near = _ahead(reader, grid, objective, beside)
-        judgements += _grid_judge(objective, near, grid, end, now, seen, carried, engines)
+        reader = watched.reader_of(objective, grid)
+        judgements += _grid_judge(objective, reader, grid, end, now, seen, carried, engines)
     return judgements
-
-
-def _ahead(reader: Reader, grid: Grid, objective: Objective, beside: Sequence[Objective]) -> Reader:
-    """A reader that has read the windows for all of them, as it is asked for by the first."""
-    if not _families(objective):
-        return reader
-    metrics = sorted({metric for other in beside for metric in _families(other)})
-    return reader.ahead(grid, where={"service": objective.service}, metrics=metrics)
-
-
-def _families(objective: Objective) -> tuple[str, ...]:
-    try:
-        return indicators()[objective.indicator].families(objective.spec)
-    except KeyError:  # no such indicator, or not its spec: said when it is judged itself
-        return ()
 
 
 def _all_heard(
@@ -323,17 +307,6 @@ def _scopes(counts: Mapping[str, object], carried: set[str], engines: Sequence[s
     if len(first) > SCOPES_PER_OBJECTIVE_MAX:
         logger.warning("%d engines seen, %d judged", len(first), SCOPES_PER_OBJECTIVE_MAX)
     return first[:SCOPES_PER_OBJECTIVE_MAX]
-
-
-def _last_seen(objective: Objective, reader: Reader, now: datetime) -> dict[str, datetime]:
-    """By engine when it was last heard of; without those not heard of within an hour. One scrape
-    brings all families, so any answers for the others."""
-    indicator = indicators()[objective.indicator]
-    if name := indicator.span(objective.spec):
-        # A quiet exporter and a broken one look alike, so spans are never stale.
-        return dict.fromkeys(reader.span_last_seen(service=objective.service, name=name), now)
-    families = indicator.families(objective.spec)
-    return reader.last_seen(families, where={"service": objective.service})
 
 
 def _measured(

@@ -118,12 +118,12 @@ class MemoryReader:
 
     def last_seen(
         self, metrics: Sequence[str], *, where: Labels | None = None
-    ) -> dict[str, datetime]:
-        found: dict[str, datetime] = {}
+    ) -> dict[str, dict[str, datetime]]:
+        found: dict[str, dict[str, datetime]] = defaultdict(dict)
         for metric in metrics:
             for labels, samples in self._matching(metric, where):
                 instance, at = labels.get("instance", ""), samples[-1][0]
-                found[instance] = max(found.get(instance, at), at)
+                found[metric][instance] = max(found[metric].get(instance, at), at)
         return found
 
     def span_last_seen(self, *, service: str, name: str) -> dict[str, datetime]:

@@ -61,7 +61,7 @@ def test_without_a_network_pip_ends_with_one_line(tmp_path: Path) -> None:
     pip.write_text(f'#!/bin/sh\nexec {sys.executable} -m pip "$@"\n')
     pip.chmod(0o755)
     said = fetch(
-        [str(pip), "download", "--retries", "0", "--no-deps", "polib==0.0.1"], tmp_path,
+        [str(pip), "download", "--retries", "1", "--no-deps", "polib==0.0.1"], tmp_path,
         PIP_CONFIG_FILE="/dev/null", PIP_INDEX_URL=f"http://127.0.0.1:{free_port()}/simple",
     )  # fmt: skip
     assert said.startswith("pip reaches no package registry (Connection refused): no network, or a")

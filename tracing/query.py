@@ -136,13 +136,18 @@ class StoreReader:
 
     def last_seen(
         self, metrics: Sequence[str], *, where: Labels | None = None
-    ) -> dict[str, datetime]:
+    ) -> dict[str, dict[str, datetime]]:
         now = datetime.now(UTC)
         # A histogram is asked for without suffix; its count is there whenever it is.
         names = [name for metric in metrics for name in (metric, f"{metric}_count")]
         times = {"since_ms": milliseconds_of(now - LAST_SEEN), "now_ms": milliseconds_of(now)}
         rows = self._series.rows(sql.LAST_SEEN, where or {}, "labels", metrics=names, **times)
-        return {row["instance"]: _time(row["newest_ms"]) for row in rows}
+        found: dict[str, dict[str, datetime]] = {}
+        for row in rows:
+            name, at = row["metric"], _time(row["newest_ms"])
+            seen = found.setdefault(name if name in metrics else name.removesuffix("_count"), {})
+            seen[row["instance"]] = max(at, seen.get(row["instance"], at))
+        return found
 
     # --- spans ---------------------------------------------------------------------------------
 

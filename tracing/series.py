@@ -23,7 +23,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # A predecessor is looked for this far back at once, further back only where one must exist.
 LOOKBACK = timedelta(minutes=5)
 THINNED_FROM_S = 60  # narrower windows hold so few samples that choosing costs more than reading
+AHEAD_SERIES_MAX = 10_000
 AHEAD_SAMPLES_MAX = 1_000_000  # 24 MB
+NOTHING = Samples(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ class SeriesAhead(StoreSeries):
     """The same answers, from one look at the metrics (None: all) of `where` up to the grid's end.
 
     A question costs the store milliseconds however small it is, and whoever explains an engine asks
-    a hundred. What lies beyond the look, or is more than AHEAD_SAMPLES_MAX, is asked of the store.
+    a hundred. What lies beyond the look is asked of the store, and all of it where it would be more
+    than AHEAD_SERIES_MAX or AHEAD_SAMPLES_MAX.
     """
 
     def __init__(
@@ -107,13 +110,20 @@ class SeriesAhead(StoreSeries):
         self._known: dict[str, Catalogue] = defaultdict(dict)
         for row in self.rows(sql.CATALOGUE, where, "labels", **of):
             self._known[row["metric"]][row["series"]] = _entry(row)
-        of |= _times(self._after, grid) | {"most": AHEAD_SAMPLES_MAX + 1}
-        self._held = _samples(self._table(sql.SAMPLES_AHEAD, where, "series", **of))
-        if len(self._held.series) > AHEAD_SAMPLES_MAX:
-            self._until = self._after
+        self._held = self._look(grid, of)
         borders = [*np.flatnonzero(self._held.firsts()).tolist(), len(self._held.series)]
         runs = map(slice, borders, borders[1:])
         self._runs = {int(self._held.series[run.start]): run for run in runs}
+
+    def _look(self, grid: Grid, of: dict[str, Parameter]) -> Samples:
+        """All samples that fit, or none where they are too many to hold."""
+        if sum(map(len, self._known.values())) <= AHEAD_SERIES_MAX:
+            of |= _times(self._after, grid) | {"most": AHEAD_SAMPLES_MAX + 1}
+            found = _samples(self._table(sql.SAMPLES_AHEAD, self._where, "series", **of))
+            if len(found.series) <= AHEAD_SAMPLES_MAX:
+                return found
+        self._until = self._after
+        return NOTHING
 
     def catalogue(self, metrics: Sequence[str], where: Labels) -> Catalogue:
         if not self._covers(metrics, where):
@@ -144,7 +154,7 @@ class SeriesAhead(StoreSeries):
     def _between(self, metrics: Sequence[str], after: datetime, until: datetime) -> Samples:
         known = self.catalogue(metrics, self._where)
         runs = [self._runs[series] for series in sorted(known) if series in self._runs]
-        found = self._held.take([slice(0), *runs])
+        found = self._held.take([slice(0), *runs])  # of no run too
         after_ms, until_ms = milliseconds_of(after), milliseconds_of(until)
         return found.take([(found.time_ms > after_ms) & (found.time_ms <= until_ms)])
 

@@ -78,13 +78,14 @@ PREDECESSORS = (
 )
 
 LAST_SEEN = (
-    "SELECT labels['instance'] AS instance, toUnixTimestamp64Milli(max(newest)) AS newest_ms FROM ("
+    "SELECT metric, labels['instance'] AS instance,"
+    " toUnixTimestamp64Milli(max(newest)) AS newest_ms FROM ("
     "  SELECT series, max(time) AS newest FROM samples"
     "  WHERE tenant = {tenant:String} AND " + _OF_METRICS + " "
     "  AND time > fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
     "  AND time <= fromUnixTimestamp64Milli({now_ms:Int64}, 'UTC') GROUP BY series"
     ") AS heard INNER JOIN (" + _SERIES_OF_METRIC + ") AS known USING series"
-    " WHERE " + LABELS + " GROUP BY instance"
+    " WHERE " + LABELS + " GROUP BY metric, instance"
 )
 
 SPAN_COLUMNS = """

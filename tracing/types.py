@@ -221,8 +221,8 @@ class Reader(Protocol):
 
     def last_seen(
         self, metrics: Sequence[str], *, where: Labels | None = None
-    ) -> dict[str, datetime]:
-        """By `instance` the time of the newest sample of any of the metrics within an hour."""
+    ) -> dict[str, dict[str, datetime]]:
+        """By metric and `instance` the time of its newest sample within an hour."""
         ...
 
     def span_last_seen(self, *, service: str, name: str) -> dict[str, datetime]:

@@ -136,8 +136,8 @@ def verdict(
             f"{windows}, and {EVENTS_MIN} in {WINDOWS_MIN} are needed",
         )
     # The last look may come early (the queue took long to drain): it takes what is left of ALPHA.
-    share = looks - look + 1 if last else 1
-    alpha, proof = ALPHA * share / looks, ALPHA * share / (looks + 1)
+    due = looks - look + 1 if last else 1
+    alpha, proof = ALPHA * due / looks, ALPHA * due / (looks + 1)
     p_better, p_worse = p_fell(before, after), p_fell(after, before)
     told, odd = f"{_shares(before, after)} (look {look} of {looks}", ""
     if last and p_better >= proof:

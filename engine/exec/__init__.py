@@ -1,5 +1,6 @@
-"""One forward pass: rows.py (persistent per-sequence arrays), runner.py (a mixed step).
+"""One forward pass: rows.py (persistent per-sequence arrays), step.py (a step's), runner.py.
 
-decode.py is what a decode step computes, capture.py the same as a graph; reblock.py moves running
-sequences into blocks of another size.
+decode.py is what a decode step computes; capture.py records it as a graph, compiled.py has it as
+machine code, build.py has that made and keeps it. reblock.py moves running sequences into blocks
+of another size.
 """

@@ -1,5 +1,7 @@
 """Graph capture on a CPU: the decode step as one TorchScript graph, replayed without Python.
 
+What an engine has that finds no compiled step (compiled.py), or until it is made.
+
 What a step costs beyond its arithmetic is Python between some hundred small kernels, during which
 it also competes with the event loop for the interpreter. The graph runs the same kernels in the
 same order, so its logits are the same to the bit; the interpreter is free meanwhile.
@@ -16,16 +18,30 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 
-from engine.exec.decode import LOGIT_TOLERANCE, DecodeGroup, choose, decode_attention
+from engine.exec.decode import LOGIT_TOLERANCE, Chosen, DecodeGroup, choose, decode_attention
+from engine.exec.step import Step
 from engine.kv.pool import KVPool
 from engine.models.llama import Llama
 
 GROUPS_MAX = 4  # beyond, a batch is so large that Python hardly counts
 
-Chosen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+class Captured(Protocol):
+    """A decode step that runs without Python in between; `mode` is what its steps count as."""
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def seconds(self) -> float:
+        """What having it took."""
+
+    def run(self, step: Step) -> Chosen | None:
+        """None where nothing was captured for this shape."""
 
 
 class CaptureError(RuntimeError):
@@ -95,11 +111,16 @@ class Graph:
 class Graphs:
     """What was captured for one model and one block size, and how long that took."""
 
+    mode: ClassVar[str] = "graph"
+
     by_groups: dict[int, Graph]
     seconds: float
 
-    def get(self, groups: int) -> Graph | None:
-        return self.by_groups.get(groups)
+    def run(self, step: Step) -> Chosen | None:
+        graph = None if step.prefills else self.by_groups.get(len(step.groups))
+        if graph is None:
+            return None
+        return graph(step.tokens, step.positions, step.slots, step.groups, step.pool)
 
 
 def capture(model: Llama, block_size: int) -> Graphs:

@@ -61,10 +61,15 @@ class KVPool:
             self.values[layer].view(-1, width).index_select(0, blocks),
         )
 
+    def by_block(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Keys and values of each layer as views (kv_heads, blocks, block_size, head_dim)."""
+        shape = (self.kv_heads, self.blocks, self.block_size, self.head_dim)
+        return [each.view(shape) for each in self.keys], [each.view(shape) for each in self.values]
+
     def move(self, to: KVPool, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies tokens (slots of the first head, int64) into another pool's slots."""
         here, there = self._rows(source), to._rows(target)
-        for old, new in self._pairs(to):
+        for old, new in self.pairs(to):
             new.index_copy_(0, there, old.index_select(0, here))
 
     def same(self, other: KVPool, source: torch.Tensor, target: torch.Tensor) -> bool:
@@ -72,14 +77,15 @@ class KVPool:
         here, there = self._rows(source), other._rows(target)
         return all(
             torch.equal(old.index_select(0, here), new.index_select(0, there))
-            for old, new in self._pairs(other)
+            for old, new in self.pairs(other)
         )
 
     def _rows(self, slots: torch.Tensor) -> torch.Tensor:
         heads = torch.arange(self.kv_heads)[:, None] * self.slots_per_head
         return (slots + heads).reshape(-1)
 
-    def _pairs(self, other: KVPool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def pairs(self, other: KVPool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each of the tensors with the other pool's."""
         yield from zip(self.keys, other.keys, strict=True)
         yield from zip(self.values, other.values, strict=True)
 

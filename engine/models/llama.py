@@ -6,7 +6,8 @@ drawn from a seed; the softmax scale is folded into the query projection.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -92,6 +93,20 @@ class Llama:
             t.numel() for t in matrices
         )
 
+    def tensors(self) -> list[torch.Tensor]:
+        """All of it as real numbers, in the order `over` takes."""
+        turns = torch.view_as_real(self.rotation)
+        weights = [tensor for layer in self.layers for tensor in layer]
+        return [self.embedding, self.final_norm, self.head, turns, *weights]
+
+    def over(self, tensors: Sequence[torch.Tensor]) -> Llama:
+        """The same model over other tensors: what graph capture compiles."""
+        other = copy.copy(self)
+        other.embedding, other.final_norm, other.head, other.rotation = tensors[:4]
+        size = len(Layer._fields)
+        other.layers = [Layer(*tensors[at : at + size]) for at in range(4, len(tensors), size)]
+        return other
+
     def hidden(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
@@ -105,8 +120,7 @@ class Llama:
         for index, layer in enumerate(self.layers):
             h = F.rms_norm(x, width, layer.attention_norm, shape.norm_eps)
             qkv = torch.mm(h, layer.qkv).view(-1, all_heads, shape.head_dim)
-            pairs = qkv.view(-1, all_heads, shape.head_dim // 2, 2)
-            torch.view_as_complex(pairs[:, :rotated_heads]).mul_(rotation)
+            qkv = turned(qkv, rotated_heads, rotation)
             x = torch.addmm(x, attention(index, qkv), layer.out)
             h = F.rms_norm(x, width, layer.feed_norm, shape.norm_eps)
             gate, up = torch.mm(h, layer.gate_up).chunk(2, dim=1)
@@ -132,6 +146,21 @@ class Llama:
             return out[0].transpose(0, 1).reshape(qkv.shape[0], -1)
 
         return self.logits(self.hidden(tokens, torch.arange(len(tokens)), attention))
+
+
+def turned(qkv: torch.Tensor, heads: int, rotation: torch.Tensor) -> torch.Tensor:
+    """(tokens, all heads, head_dim) with adjacent pairs of the first `heads` heads turned.
+
+    A complex `rotation` (tokens, 1, head_dim / 2) turns in place. A real one (…, 2) makes anew what
+    it turns: compilers know no complex numbers.
+    """
+    pairs = qkv.view(*qkv.shape[:2], -1, 2)[:, :heads]
+    if rotation.is_complex():
+        torch.view_as_complex(pairs).mul_(rotation)
+        return qkv
+    (a, b), (cosine, sine) = pairs.unbind(-1), rotation.unbind(-1)
+    pairs = torch.stack([a * cosine - b * sine, a * sine + b * cosine], -1)
+    return torch.cat([pairs.flatten(2), qkv[:, heads:]], dim=1)
 
 
 def rotation(shape: Shape, positions: int) -> torch.Tensor:

@@ -213,6 +213,7 @@ def test_where_an_undo_fails_people_are_paged_and_the_autopilot_waits(tmp_path: 
     assert page["severity"] == "page"
     assert page["title"] == "The autopilot has stopped on engine-0: a change could not be undone"
     assert page["text"] == f"{sentence(action)}."
+    assert sentence(action).endswith("leaves engine-0 alone until a person has looked")
 
     token = page["actions"]["clear"].rstrip("/").rpartition("/")[2]
     link_use(token, actor="Ada", now=house.plant.now, signed_in=False, seen={})

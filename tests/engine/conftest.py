@@ -84,7 +84,7 @@ def bench(
         block_size=block_size,
     )
     runner = Runner(model, pool, rows)
-    runner.graphs = graphs
+    runner.captured = graphs
     return Bench(Scheduler(rows, PagedAllocator(blocks)), runner)
 
 
@@ -99,11 +99,11 @@ def request(name: str, tokens: np.ndarray | list[int], max_tokens: int) -> Reque
 
 
 class EngineProcess:
-    """`python -m engine` on a free port."""
+    """`python -m engine` on a free port; its steps are not compiled."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "engine", "--port", "0", *arguments],
+            [sys.executable, "-m", "engine", "--port", "0", "--cache", "", *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

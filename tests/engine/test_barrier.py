@@ -159,12 +159,12 @@ def test_a_failed_proof_puts_everything_back(model: Llama, served: Served) -> No
     expected, _ = bench(model).generate([request("a", [70] * 30, 120)], RuntimeConfig())
     served.submit([request("a", [70] * 30, 120)])
     served.wait(tokens=10)
-    graphs, pool = served.core.runner.graphs, served.core.runner.pool
+    graphs, pool = served.core.runner.captured, served.core.runner.pool
     served.core.barrier.canary.expected = served.core.barrier.canary.expected + 1
     with pytest.raises(NotPossible, match="taken back, its proof failed"):
         served.change(kv_block_size=64, max_num_seqs=7)
     assert served.core.runner.pool is pool
-    assert served.core.runner.graphs is graphs
+    assert served.core.runner.captured is graphs
     assert served.core.rows.block_size == 16
     assert served.core.runtime.running.config == RuntimeConfig()
     assert served.core.runtime.current.config_version == 1
@@ -175,11 +175,11 @@ def test_a_failed_proof_puts_everything_back(model: Llama, served: Served) -> No
 
 def test_a_lost_graph_is_not_built_again_until_it_is_mended(served: Served) -> None:
     runner, faults = served.core.runner, served.core.faults
-    assert isinstance(runner.graphs, Graphs)
+    assert isinstance(runner.captured, Graphs)
     assert faults.inject({"fault": "capture_lost"}) == ["capture_lost"]
-    assert runner.graphs is None
+    assert runner.captured is None
     served.change(kv_block_size=32)
-    assert runner.graphs is None
+    assert runner.captured is None
     served.change(graph_capture="off")
     with pytest.raises(NotPossible, match="graph_capture: the device does not take a graph now"):
         served.change(graph_capture="on")
@@ -187,9 +187,9 @@ def test_a_lost_graph_is_not_built_again_until_it_is_mended(served: Served) -> N
     served.wait(ended=1)
     assert runner.steps["graph"] == 0
     assert faults.inject({"fault": "none"}) == []
-    assert runner.graphs is None  # it was turned off meanwhile
+    assert runner.captured is None  # it was turned off meanwhile
     served.change(graph_capture="on")
-    assert isinstance(runner.graphs, Graphs)
+    assert isinstance(runner.captured, Graphs)
 
 
 @pytest.mark.parametrize("size", BLOCK_SIZES)

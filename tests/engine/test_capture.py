@@ -11,13 +11,13 @@ import torch
 from engine.exec.capture import (
     GROUPS_MAX,
     CaptureError,
-    Chosen,
     DecodeStep,
     Graph,
     Graphs,
     capture,
     prove,
 )
+from engine.exec.decode import Chosen
 from engine.knobs import RuntimeConfig
 from engine.models.llama import SHAPES, Llama
 from tests.engine.conftest import bench, request

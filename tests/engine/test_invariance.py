@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.exec.capture import Graphs
-from engine.exec.runner import splits
+from engine.exec.step import splits
 from engine.knobs import RuntimeConfig
 from engine.models.llama import SHAPES, Llama
 from tests.engine.conftest import bench, request

@@ -63,7 +63,7 @@ def metrics() -> Metrics:
         kv_blocks=2048,
         config_version=7,
         knobs={"max_num_seqs": 32, "kv_block_size": 32, "graph_capture": "on"},
-        graphs=None,
+        captured=None,
         rollbacks=0,
         swap_s=0.004,
         spans_dropped=0,

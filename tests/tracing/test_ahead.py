@@ -104,10 +104,11 @@ def test_what_lies_beyond_is_asked_of_the_store(
     assert answers(reader, grid, where) == answers(plain, grid, where)
 
 
+@pytest.mark.parametrize(("limit", "most"), [("AHEAD_SAMPLES_MAX", 100), ("AHEAD_SERIES_MAX", 3)])
 def test_too_much_to_hold_is_asked_of_the_store(
-    plain: StoreReader, monkeypatch: pytest.MonkeyPatch
+    plain: StoreReader, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
-    monkeypatch.setattr(series, "AHEAD_SAMPLES_MAX", 100)
+    monkeypatch.setattr(series, limit, most)
     grid = Grid(at(300), at(600), 15)
     assert answers(plain.ahead(grid, where=ONE), grid, ONE) == answers(plain, grid, ONE)
 

@@ -288,5 +288,5 @@ def test_metrics_have_their_own_path(post: Post, reader: StoreReader) -> None:
     now = datetime.now(UTC)
     body = Metrics().gauge("depth", now, 3).request.SerializeToString()
     assert post(body, path="/v1/metrics")[0] == 200
-    (seen,) = reader.last_seen(["depth"]).values()
+    (seen,) = reader.last_seen(["depth"])["depth"].values()
     assert abs((seen - now).total_seconds()) < 0.01

@@ -226,9 +226,10 @@ def test_last_seen_is_the_newest_sample_within_an_hour(
     send_metrics(door, tenant, Metrics().gauge("old", at(-3600), 1))
     other = Metrics({**CHAT, "service.instance.id": "engine-1"})
     send_metrics(door, tenant, other.gauge("g", at(5), 1))
-    assert reader.last_seen(["g"]) == {"engine-0": at(3), "engine-1": at(5)}
-    assert reader.last_seen(["g", "h"]) == {"engine-0": at(7), "engine-1": at(5)}
-    assert reader.last_seen(["g"], where={"instance": "engine-0"}) == {"engine-0": at(3)}
+    both = {"engine-0": at(3), "engine-1": at(5)}
+    assert reader.last_seen(["g"]) == {"g": both}
+    assert reader.last_seen(["g", "h"]) == {"g": both, "h": {"engine-0": at(7)}}
+    assert reader.last_seen(["g"], where={"instance": "engine-0"}) == {"g": {"engine-0": at(3)}}
     assert reader.last_seen(["g"], where={"service": "nobody"}) == {}
     assert reader.last_seen(["old"]) == {}
 
@@ -239,7 +240,7 @@ def test_a_sample_from_a_clock_ahead_is_not_seen_before_its_time(
     now = datetime.now(UTC).replace(microsecond=0)
     metrics = Metrics().gauge("g", now - timedelta(minutes=2), 1)
     send_metrics(door, tenant, metrics.gauge("g", now + timedelta(minutes=5), 1))
-    assert reader.last_seen(["g"]) == {"engine-0": now - timedelta(minutes=2)}
+    assert reader.last_seen(["g"]) == {"g": {"engine-0": now - timedelta(minutes=2)}}
 
 
 def test_wide_windows_are_exact_although_few_samples_leave_the_store(

@@ -169,7 +169,7 @@ def test_better_here_and_an_incident_there_is_worse() -> None:
 
 
 def test_a_price_below_what_was_saved_is_told_and_paid() -> None:
-    before, after = sample(33, 35), sample(0, 0)
+    before, after = sample(33, 35), sample(0, 0, 0)
     result = look(before, after, guards=[guard(NONE, sample(80, 90, total=1000))])
     assert result.verdict == Verdict.BETTER
     assert "“TPOT within 100 ms” got worse: the share of bad requests rose" in result.sentence

@@ -432,7 +432,7 @@ def test_the_cure_of_a_second_fault_cures_the_explanation_that_named_it() -> Non
     explained(incident, "slow_host", ttft.now())
     also = [{"cause": "running_cap_too_small", "score": 0.7, "because": "31 wait"}]
     Diagnosis.objects.update(also=also)
-    diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(1))
+    diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(3))
     assert Diagnosis.objects.get().cured
 
 
