@@ -104,19 +104,31 @@ def ports() -> list[str]:
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """What a shell starts in the background ignores Ctrl-C, and so would all it starts."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+@contextmanager
 def killed_at_last(*demos: Demo) -> Iterator[None]:
     try:
         yield
     finally:
         for demo in demos:
             demo.process.kill()
+            demo.process.wait()
             trimtab("stop", env={"TRIMTAB_HOME": str(demo.home)})
 
 
 def test_demos_end_when_told_leave_nothing_and_keep_out_of_each_others_way(tmp_path: Path) -> None:
-    watched = Demo(tmp_path / "a", terminal=True)
-    beside = Demo(tmp_path / "b")
-    unread = Demo(tmp_path / "c", lines_max=1)
+    with interruptible():
+        watched = Demo(tmp_path / "a", terminal=True)
+        beside = Demo(tmp_path / "b")
+        unread = Demo(tmp_path / "c", lines_max=1)
     with killed_at_last(watched, beside, unread):
         unread.ends()  # as `| head -1`
         assert unread.shown.count("\n") == 1
