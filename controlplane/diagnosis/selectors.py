@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Prefetch, QuerySet
+from django.db.models import Prefetch, Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -112,6 +112,20 @@ def incidents_asked(
         "state": state, "objective__slug": objective, "scope": engine, "opened_at__gte": since,
     }  # fmt: skip
     return _incidents(tenant).filter(**{k: v for k, v in given.items() if v is not None})
+
+
+def incidents_during(
+    tenant: Tenant, *, service: str, engine: str, since: datetime, until: datetime
+) -> list[Incident]:
+    """Those of the engine, or of its whole service, that went on at some time in between; oldest
+    first."""
+    rows = _incidents(tenant).filter(
+        Q(closed_at=None) | Q(closed_at__gte=since),
+        objective__service=service,
+        scope__in=("", engine),
+        bad_since__lte=until,
+    )
+    return list(rows.order_by("opened_at", "id")[:RECENT_MAX])
 
 
 def incidents_of(objective: Objective, limit: int = 50) -> list[Incident]:

@@ -282,8 +282,23 @@ def test_trace_says_where_the_time_went_and_names_the_gap(ada: Any, full: World)
     assert "The first token came after 1.24\u00a0s." in said
 
 
+def test_trace_says_what_it_missed_and_what_went_on(ada: Any, full: World) -> None:
+    client, found = ada(full), Incident.objects.get()
+    said = text(client.get(f"/traces/{TRACE_ID}/"))
+    assert "answered late" in said
+    assert "First token within 500 ms</a>: 1.24\u00a0s, 500\u00a0ms allowed" in said
+    assert "Each token within 50 ms" not in said
+    assert reverse("incident", args=[found.pk]) in said
+    Incident.objects.update(scope="engine-9")
+    full.objectives["ttft"].delete()
+    said = text(client.get(f"/traces/{TRACE_ID}/"))
+    assert "answered late" not in said
+    assert reverse("incident", args=[found.pk]) not in said
+
+
 def test_series_has_a_point_per_window_and_keeps_gaps(ada: Any, full: World) -> None:
-    answer = ada(full).get("/series/ttft/?minutes=60")
+    client = ada(full)
+    answer = client.get("/series/ttft/?minutes=60")
     drawn = json.loads(text(answer))
     assert len(drawn["x"]) == 240
     for chart in drawn["charts"].values():
