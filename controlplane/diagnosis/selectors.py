@@ -170,9 +170,14 @@ def diagnosis_due(incident: Incident, *, now: datetime, acted_at: datetime | Non
     if last is None:
         return True
     if acted_at is not None and acted_at > last.made_at:
-        return now >= acted_at + timedelta(seconds=2 * window_s)
+        return now >= looks_again_at(acted_at)
     wait_s = max(window_s, (last.made_at - incident.opened_at).total_seconds() / 4)
     return now >= last.made_at + timedelta(seconds=wait_s)
+
+
+def looks_again_at(acted_at: datetime) -> datetime:
+    """When an action that ended at `acted_at` has two windows of new facts behind it."""
+    return acted_at + timedelta(seconds=2 * settings.TRIMTAB_CONTROL_WINDOW_S)
 
 
 def leads(incident: Incident, *, now: datetime) -> bool:
