@@ -170,15 +170,23 @@ def status(options: argparse.Namespace) -> None:
             print_row("incident", STATUS_ROWS["incidents"](row))
 
 
+def engine_status(engine: dict[str, Any]) -> str:
+    """What is known of it: of one that was never reached neither configuration nor knobs."""
+    version = engine["config_version"]
+    told = (
+        engine["state"],
+        "" if version is None else f"config version {version}",
+        " ".join(f"{knob}={value}" for knob, value in sorted(engine["values"].items())),
+    )
+    return f"{engine['name']} ({engine['service']}): {', '.join(filter(None, told))}"
+
+
 STATUS_ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
     "nodes": lambda n: (
         f"{n['name']}: agent {n['state']}, {n['gpu_status'] or 'GPUs ' + str(len(n['gpus']))}, "
         f"{n['agent_rss_bytes'] / 2**20:.0f} MiB"
     ),
-    "engines": lambda e: (
-        f"{e['name']} ({e['service']}): {e['state']}, config version {e['config_version']}, "
-        + " ".join(f"{knob}={value}" for knob, value in sorted(e["values"].items()))
-    ),
+    "engines": engine_status,
     "objectives": lambda o: f"{o['name']} ({o['service']}): {o['standing']['state']}",
     "incidents": lambda i: f"{i['state']}: {i['what']}",
 }

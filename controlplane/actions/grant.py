@@ -35,7 +35,7 @@ def choose(
     diagnosis: Diagnosis, engine: Engine, rules: Rules, now: datetime, *, shedding: bool = False
 ) -> Granted | str:
     """The first wish that can be granted, or why none can; with `shedding` only those that shed."""
-    reasons = []
+    reasons: list[str] = []
     since = now - timedelta(seconds=COOL_DOWN_S_MAX)
     recent = list(Action.objects.filter(engine=engine, ended_at__gte=since))
     for wish in diagnosis.remedy:
@@ -48,13 +48,14 @@ def choose(
         granted = grant(knob, wish, engine, rules)
         if isinstance(granted, Refused):
             reasons.append(granted)
-        elif waits := _cooling(knob, granted, engine, recent, rules, now):
-            reasons.append(waits)
+        elif cooling := _cooling(knob, granted, engine, recent, rules, now):
+            reasons.append(cooling)
         else:
             cause = wish.get("cause", diagnosis.cause)
             predicted = predict(diagnosis, wish, engine, granted)
             return Granted(knob, granted, cause, wish["why"], predicted)
-    return "; ".join(reasons)
+    told, waits = "; ".join(reasons), [why.until for why in reasons if isinstance(why, Waits)]
+    return Waits(told, min(waits)) if waits else told
 
 
 def value_refusal(knob: Knob | None, slug: str, value: object, engine: Engine, rules: Rules) -> str:
@@ -117,6 +118,18 @@ class Refused(str):
     """The words of a refusal, apart from a choice, which is text too."""
 
     __slots__ = ()
+
+
+class Waits(str):
+    """Why a change has to wait, and until when."""
+
+    __slots__ = ("until",)
+    until: datetime
+
+    def __new__(cls, words: str, until: datetime) -> Waits:
+        self = super().__new__(cls, words)
+        self.until = until
+        return self
 
 
 def grant(knob: Knob, wish: Mapping[str, Any], engine: Engine, rules: Rules) -> int | str | Refused:
@@ -188,8 +201,8 @@ def _cooling(
     recent: Sequence[Action],
     rules: Rules,
     now: datetime,
-) -> str:
-    """Why the change has to wait for what was tried or moved lately; "" when it has not."""
+) -> Waits | None:
+    """Why the change has to wait for what was tried or moved lately; None when it has not."""
     current = engine.values[knob.slug]
     for action in recent:
         change = action.changes.get(knob.slug)
@@ -201,17 +214,22 @@ def _cooling(
         wait = rules.cool_down(action)
         too_short = unproven(action) and _farther(change, value)
         if same_way and action.state in FAILED_STATES and ago < wait and not too_short:
-            return f"{knob.slug} was just tried this way and not kept; waiting {_minutes(wait)}"
+            return _waits(f"{knob.slug} was just tried this way and not kept", action, wait)
         if same_way and _turned_down(action) and ago < wait:
-            return f"{knob.slug} was turned down by a person; waiting {_minutes(wait)}"
+            return _waits(f"{knob.slug} was turned down by a person", action, wait)
         settled = timedelta(seconds=rules.cool_down_harmful_s)
         if not same_way and action.state == State.VERIFIED and ago < settled:
             if knob.sheds and action.undoes_id is not None and action.priority == Priority.TUNING:
                 continue  # serving again is cheap to try because it never holds shedding up
-            return (
-                f"{knob.slug} was just moved the other way; not turned back for {_minutes(settled)}"
-            )
-    return ""
+            return _waits(f"{knob.slug} was just moved the other way", action, settled)
+    return None
+
+
+def _waits(why: str, tried: Action, wait: timedelta) -> Waits:
+    assert tried.ended_at is not None
+    until = tried.ended_at + wait
+    minutes = wait.total_seconds() / 60
+    return Waits(f"{why}; waiting {minutes:g} min, until {until:%H:%M:%S}", until)
 
 
 def _turned_down(action: Action) -> bool:
@@ -230,7 +248,3 @@ def _farther(change: Mapping[str, Any], value: Any) -> bool:
     if not all(isinstance(n, int | float) for n in (change["from"], change["to"], value)):
         return False
     return bool(value > change["to"] if change["to"] > change["from"] else value < change["to"])
-
-
-def _minutes(wait: timedelta) -> str:
-    return f"{wait.total_seconds() / 60:g} min"

@@ -88,9 +88,9 @@ OUTCOME_WORDS: dict[str, str] = {
     State.REJECTED: gettext_noop("Did not change %(steps)s on %(engine)s"),
     State.EXPIRED: gettext_noop("Did not change %(steps)s on %(engine)s"),
     State.FAILED: gettext_noop("Could not change %(steps)s on %(engine)s"),
-    State.ROLLING_BACK: gettext_noop("Undoing %(steps)s on %(engine)s"),
-    State.ROLLED_BACK: gettext_noop("Undid %(steps)s on %(engine)s"),
-    State.ROLLBACK_FAILED: gettext_noop("Could not undo %(steps)s on %(engine)s"),
+    State.ROLLING_BACK: gettext_noop("Undoing the change of %(steps)s on %(engine)s"),
+    State.ROLLED_BACK: gettext_noop("Undid the change of %(steps)s on %(engine)s"),
+    State.ROLLBACK_FAILED: gettext_noop("Could not undo the change of %(steps)s on %(engine)s"),
 }
 
 

@@ -18,7 +18,7 @@ from django.db import IntegrityError, transaction
 
 from controlplane.accounts.models import Tenant
 from controlplane.actions.conflict import Conflict, make_way, trials_full, values_after
-from controlplane.actions.grant import Granted, choose
+from controlplane.actions.grant import Granted, Waits, choose
 from controlplane.actions.knob import knobs
 from controlplane.actions.ledger import begin
 from controlplane.actions.models import UNDER_WAY, Action, Mode, Priority
@@ -57,7 +57,8 @@ def action_propose(
     """
     action = _proposal(incident, diagnosis, engine, now)
     if isinstance(action, str):
-        diagnosis_note(diagnosis=diagnosis, no_action=action)
+        until = action.until if isinstance(action, Waits) else None
+        diagnosis_note(diagnosis=diagnosis, no_action=action, next_try_at=until)
         return None
     try:
         with transaction.atomic():

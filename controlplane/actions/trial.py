@@ -206,7 +206,7 @@ def _queue(action: Action, reader: Reader, now: datetime) -> Queue:
         if waiting <= QUEUE_MIN or resting == verify.WINDOWS_MIN:
             break
     known = found and not math.isnan(found[-1])
-    told = f"{last:,.0f} now"
+    told = f"{last:,.0f} in the last window"
     if known:
         told = f"{several(found[-1], 'request', 'requests', ',.0f')} before the change, {told}"
     told = f"({told})"

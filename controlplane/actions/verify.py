@@ -139,18 +139,20 @@ def verdict(
     due = looks - look + 1 if last else 1
     alpha, proof = ALPHA * due / looks, ALPHA * due / (looks + 1)
     p_better, p_worse = p_fell(before, after), p_fell(after, before)
-    told, odd = f"{_shares(before, after)} (look {look} of {looks}", ""
+    told, odd = _shares(before, after), ""
     if last and p_better >= proof:
         p_rest, window = p_fell_but_one(before, after)
         if p_rest < ALPHA / (looks + 1):
             p_better, odd = p_rest, f"; but for one window, with {_share(window)}"
     better = p_better < proof
-    if not better:
-        known = "no better" if after.share >= before.share else "not proved to be better"
-        told = f"{known}, {told}"
+    if not better and after.share >= before.share:
+        told = f"no better, {told}"
+    elif not better:
+        told = f"not proved to be better, {told}, which {_windows(before, after)} may do by chance"
 
     def result(kind: Verdict, p: float, more: str = "") -> Result:
-        return Result(kind, f"{told}, p = {p:.2g}{odd}){more}", p_better, p_worse, look)
+        seen = f"(look {look} of {looks}, p = {p:.2g}{odd})"
+        return Result(kind, f"{told} {seen}{more}", p_better, p_worse, look)
 
     saved_burn = (before.share - after.share) / budget
     harmed = [g for g in guards if _harmed(g, alpha)]
@@ -333,6 +335,12 @@ def _shares(before: Sample, after: Sample) -> str:
         f"the share of bad requests {verb} from {before.share:.1%} of {old.total:,.0f} "
         f"to {after.share:.1%} of {new.total:,.0f}"
     )
+
+
+def _windows(before: Sample, after: Sample) -> str:
+    """What is compared: requests of one window are late together."""
+    windows = several(len(before.windows), "window", "windows")
+    return f"{windows} before and {len(after.windows)} after"
 
 
 def _share(sample: Sample) -> str:

@@ -127,11 +127,13 @@ def slower_fact(
     bar = step.slower_max if bar is None else bar
     slowed = slower > bar
     if slowed:
-        text = f"{slower:.0%} of a step's time is more than its tokens explain: something slows it"
+        text = f"{slower:.0%} of a step's time is not explained by its tokens: something slows it"
+    elif slower <= 0:
+        text = "Steps take no longer than their tokens let expect"
     elif bar > 2 * SLOWER_MAX:
         text = (
-            f"{max(0.0, slower):.0%} of a step's time is more than its tokens explain; {bar:.0%} "
-            "may be for so much larger steps or longer requests than any before"
+            f"{slower:.0%} of a step's time is not explained by its tokens; steps are so much "
+            f"larger, or requests longer, than any before that only above {bar:.0%} would tell"
         )
     else:
         text = f"Steps are as fast as their tokens let expect, within {bar:.0%}"
@@ -140,7 +142,7 @@ def slower_fact(
         slowed is wanted,
         metric=STEP_TIME,
         unit="share of the step",
-        value=slower,
+        value=max(0.0, slower),
         threshold=bar,
         required=required,
         weight=weight,

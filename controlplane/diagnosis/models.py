@@ -98,6 +98,12 @@ class Diagnosis(models.Model):
         return f"{self.cause} ({self.score:.2f})"
 
     @property
+    def next_try_at(self) -> datetime | None:
+        """Until when what it wishes for has to wait; None when nothing is known to wait."""
+        at = self.facts.get("next_try_at")
+        return datetime.fromisoformat(at) if at else None
+
+    @property
     def causes(self) -> set[str]:
         """Every one it names."""
         return {self.cause, *(also["cause"] for also in self.also)}

@@ -286,16 +286,19 @@ class Scene:
         track = self._track(per_window)
         return Track(old.mean if old else None, new.mean if new else None, track.points)
 
-    def latency(self) -> str:
-        """“TTFT p99 is 1.24 s because ”: the start of a sentence, empty when not measured."""
-        kind = self.objective.measures
+    def because(self, text: str) -> str:
+        """“TTFT p99 was 1.24 s from 12:00:00 to 12:01:30 because `text`”, a sentence with its time.
+
+        Where no latency is measured it is the text's own: “`text`, from 12:00:00 to 12:01:30”.
+        """
+        kind, grid = self.objective.measures, self.incident
+        seen = f"from {grid.start:%H:%M:%S} to {grid.end:%H:%M:%S}"
         found = self.histogram(METRIC_OF[kind]) if kind in METRIC_OF else None
         p99 = found.quantile(0.99) if found else None
         if found is None or p99 is None:
-            return ""
-        if math.isinf(p99):
-            return f"{WORD_OF[kind]} p99 is above {ms(found.bounds[-1])} because "
-        return f"{WORD_OF[kind]} p99 is {ms(p99)} because "
+            return f"{text}, {seen}"
+        was = f"above {ms(found.bounds[-1])}" if math.isinf(p99) else ms(p99)
+        return f"{WORD_OF[kind]} p99 was {was} {seen} because {text}"
 
     def sums(self, metric: str, *, reference: bool = False) -> list[float]:
         """Growth of a histogram's sum in steps of a third of a control window."""

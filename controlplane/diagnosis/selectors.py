@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Prefetch, QuerySet
+from django.db.models import Prefetch, Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
@@ -114,6 +114,20 @@ def incidents_asked(
     return _incidents(tenant).filter(**{k: v for k, v in given.items() if v is not None})
 
 
+def incidents_during(
+    tenant: Tenant, *, service: str, engine: str, since: datetime, until: datetime
+) -> list[Incident]:
+    """Those of the engine, or of its whole service, that went on at some time in between; oldest
+    first."""
+    rows = _incidents(tenant).filter(
+        Q(closed_at=None) | Q(closed_at__gte=since),
+        objective__service=service,
+        scope__in=("", engine),
+        bad_since__lte=until,
+    )
+    return list(rows.order_by("opened_at", "id")[:RECENT_MAX])
+
+
 def incidents_of(objective: Objective, limit: int = 50) -> list[Incident]:
     """Newest first, of one objective."""
     rows = _incidents(objective.tenant).filter(objective=objective)
@@ -156,9 +170,14 @@ def diagnosis_due(incident: Incident, *, now: datetime, acted_at: datetime | Non
     if last is None:
         return True
     if acted_at is not None and acted_at > last.made_at:
-        return now >= acted_at + timedelta(seconds=2 * window_s)
+        return now >= looks_again_at(acted_at)
     wait_s = max(window_s, (last.made_at - incident.opened_at).total_seconds() / 4)
     return now >= last.made_at + timedelta(seconds=wait_s)
+
+
+def looks_again_at(acted_at: datetime) -> datetime:
+    """When an action that ended at `acted_at` has two windows of new facts behind it."""
+    return acted_at + timedelta(seconds=2 * settings.TRIMTAB_CONTROL_WINDOW_S)
 
 
 def leads(incident: Incident, *, now: datetime) -> bool:

@@ -166,11 +166,14 @@ def incident_join(*, incident: Incident, diagnosis: Diagnosis) -> None:
         log.info("incident %s: part of %s", incident, first)
 
 
-def diagnosis_note(*, diagnosis: Diagnosis, no_action: str) -> None:
-    """Writes why nothing is done about it, for the story; an empty text takes it back."""
+def diagnosis_note(
+    *, diagnosis: Diagnosis, no_action: str, next_try_at: datetime | None = None
+) -> None:
+    """Writes why nothing is done about it, and until when; an empty text takes it back."""
+    until = next_try_at.isoformat() if next_try_at else ""
     if diagnosis.facts.get("no_action", "") == no_action:
         return
-    diagnosis.facts = diagnosis.facts | {"no_action": no_action}
+    diagnosis.facts = diagnosis.facts | {"no_action": str(no_action), "next_try_at": until}
     diagnosis.save(update_fields=["facts"])
 
 

@@ -19,7 +19,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from controlplane.actions.models import Action
+from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.scene import METRIC_OF, Histogram
 from controlplane.diagnosis.staging import objective_facts
@@ -223,7 +223,8 @@ CHARTS: dict[str, Draw] = {"bad": missed, "latency": latency, "load": load}
 
 
 def marks_of(objective: Objective, grid: Grid) -> list[dict[str, Any]]:
-    """Incidents of the objective and actions on its service within the grid, oldest first."""
+    """Incidents of the objective, actions on its service and what was undone of them; oldest
+    first."""
     marks = []
     opened = Incident.objects.filter(
         objective=objective, opened_at__gt=grid.start, opened_at__lte=timezone.now()
@@ -232,13 +233,20 @@ def marks_of(objective: Objective, grid: Grid) -> list[dict[str, Any]]:
         label = _("incident on %(scope)s") % {"scope": incident.scope or objective.service}
         marks.append(_mark("incident", incident.opened_at, label, incident))
     turned = (
-        Action.objects.filter(tenant=objective.tenant_id, applied_at__gt=grid.start)
+        Action.objects.filter(tenant=objective.tenant_id, applied_at__isnull=False)
         .filter(Q(engine__service=objective.service) | Q(incident__objective=objective))
+        .filter(Q(applied_at__gt=grid.start) | Q(ended_at__gt=grid.start))
         .select_related("engine", "incident")
     )
     for action in turned.order_by("-applied_at")[:MARKS_MAX]:
-        assert action.applied_at is not None
-        marks.append(_mark("action", action.applied_at, str(action), action.incident))
+        undone_at = action.ended_at if action.state == State.ROLLED_BACK else None
+        undone = _("undone: %(change)s") % {"change": action}
+        for kind, at, label in (
+            ("action", action.applied_at, str(action)),
+            ("undo", undone_at, undone),
+        ):
+            if at is not None and at > grid.start:
+                marks.append(_mark(kind, at, label, action.incident))
     return sorted(marks, key=lambda mark: mark["at"])
 
 

@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from django.db.models import Prefetch, prefetch_related_objects
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from controlplane.accounts.models import Tenant
 from controlplane.actions.models import IN_FLIGHT, Action, State
@@ -17,11 +18,19 @@ from controlplane.alerts.message import sentences
 from controlplane.alerts.models import Delivery
 from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.selectors import Story, incidents_open, incidents_recent, story
+from controlplane.diagnosis.selectors import (
+    Story,
+    incidents_open,
+    incidents_recent,
+    looks_again_at,
+    story,
+)
 
 # A closed incident stays on the overview this long, so that its outcome is seen.
 RECENT = timedelta(minutes=30)
 RECENT_MAX = 20
+# Of more attempts the first ones are only counted; the incident's page has all of them below.
+ATTEMPTS_MAX = 3
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ def _line(incident: Incident) -> StoryLine:
         incident=incident,
         told=told,
         doing=sentences(_doing(told, action, over=over)),
-        steps=tuple(_steps(incident, told, action, said)),
+        steps=tuple(_steps(incident, told, acted, said)),
         state="act" if running else "ok" if over else "bad",
         action=action,
         deliveries=said,
@@ -103,16 +112,17 @@ def _doing(told: Story, action: Action | None, *, over: bool) -> str:
 
 
 def _steps(
-    incident: Incident, told: Story, action: Action | None, said: Sequence[Delivery]
+    incident: Incident, told: Story, actions: Sequence[Action], said: Sequence[Delivery]
 ) -> list[Step]:
     steps = [Step(_("detected"), "done", incident.opened_at)]
     first = min((d.made_at for d in incident.diagnoses.all()), default=None)
     steps.append(Step(_("explained"), "done", first) if first else Step(_("explain"), "now"))
     steps.append(_step_told(said))
-    steps.extend(_steps_acted(action, told))
+    steps.extend(_steps_tried(actions, told))
     if incident.closed_at is not None:
         steps.append(Step(_("over"), "done", incident.closed_at))
-    return _as_it_went(steps)
+        return _as_it_went(steps)
+    return [*_as_it_went(steps), *_steps_to_come(actions, told)]
 
 
 def _as_it_went(steps: Sequence[Step]) -> list[Step]:
@@ -135,17 +145,29 @@ def _step_told(said: Sequence[Delivery]) -> Step:
     return Step(_("tell"), "now" if said else "next", None, names)
 
 
-def _steps_acted(action: Action | None, told: Story) -> list[Step]:
-    if action is None:
+def _steps_tried(actions: Sequence[Action], told: Story) -> list[Step]:
+    """What was tried and what came of each, oldest first."""
+    if not actions:
         if told.diagnosis is not None and (told.no_action or told.cause == UNKNOWN):
             return [Step(_("no action"), "next")]
         return [Step(_("act"), "next"), Step(_("verify"), "next")]
+    steps = []
+    if earlier := actions[:-ATTEMPTS_MAX]:
+        words = ngettext("%d attempt", "%d attempts", len(earlier)) % len(earlier)
+        steps.append(Step(words, "done", earlier[0].applied_at or earlier[0].created_at))
+    for action in actions[-ATTEMPTS_MAX:]:
+        steps.extend(_steps_acted(action))
+    return steps
+
+
+def _steps_acted(action: Action) -> list[Step]:
     state = action.state
+    what = ", ".join(f"{knob}={change['to']}" for knob, change in action.changes.items())
     if state in (State.REJECTED, State.EXPIRED, State.FAILED):
-        return [Step(_("not acted"), "failed", action.ended_at)]
+        return [Step(_("not acted"), "failed", action.ended_at, what)]
     if action.applied_at is None:
-        return [Step(_("acting"), "now", action.created_at), Step(_("verify"), "next")]
-    acted = Step(_("acted"), "done", action.applied_at)
+        return [Step(_("acting"), "now", action.created_at, what), Step(_("verify"), "next")]
+    acted = Step(_("acted"), "done", action.applied_at, what)
     if state == State.VERIFIED:
         return [acted, Step(_("verified"), "done", action.ended_at)]
     if state == State.ROLLED_BACK:
@@ -155,3 +177,13 @@ def _steps_acted(action: Action | None, told: Story) -> list[Step]:
     if state == State.ROLLING_BACK:
         return [acted, Step(_("rolling back"), "now")]
     return [acted, Step(_("verifying"), "now")]
+
+
+def _steps_to_come(actions: Sequence[Action], told: Story) -> list[Step]:
+    """What follows an attempt that came to nothing: from when on the next may come."""
+    ended = actions[-1].ended_at if actions else None
+    if told.diagnosis is None or ended is None or actions[-1].state == State.VERIFIED:
+        return []
+    at = told.diagnosis.next_try_at if told.diagnosis.made_at > ended else looks_again_at(ended)
+    word = _("next try from") if told.diagnosis.made_at > ended else _("look again")
+    return [Step(word, "next", at)] if at else []

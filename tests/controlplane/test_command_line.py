@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli import DAEMONS, RUN
+from controlplane.cli import DAEMONS, RUN, engine_status
 from controlplane.columns import columns, table
 from controlplane.command_line import ABOUT, parser
 
@@ -72,3 +72,15 @@ def test_columns_are_as_wide_as_their_longest_cell() -> None:
     assert list(columns([("a", "bb"), ("ccc", "d")])) == ["a    bb", "ccc  d"]
     assert list(table(("A", "B"), [("x", "")], none="none")) == ["A  B", "x"]
     assert list(table(("A", "B"), [], none="None.")) == ["None."]
+
+
+def test_status_says_of_an_engine_only_what_is_known() -> None:
+    engine = {"name": "engine-0", "service": "chat", "state": "unreachable"}
+    assert (
+        engine_status({**engine, "config_version": None, "values": {}})
+        == "engine-0 (chat): unreachable"
+    )
+    assert (
+        engine_status({**engine, "state": "ok", "config_version": 0, "values": {"max_wait_ms": 5}})
+        == "engine-0 (chat): ok, config version 0, max_wait_ms=5"
+    )

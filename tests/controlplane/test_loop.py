@@ -112,7 +112,7 @@ def test_more_load_breaks_the_promise_and_the_loop_mends_it_with_proof(
     assert (incident.opened_at - incident.bad_since).total_seconds() <= 45
     first = _diagnoses()[0]
     assert first.cause == "running_cap_too_small", house.outcome()
-    assert "wait behind a cap of 8 running" in first.because
+    assert "waited behind a cap of 8 running" in first.because
     action = Action.objects.order_by("created_at")[0]
     assert action.state == State.VERIFIED, house.outcome()
     assert action.changes == {"max_num_seqs": {"from": 8, "to": 32}}

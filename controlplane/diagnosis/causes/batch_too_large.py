@@ -238,9 +238,9 @@ def _because(scene: Scene, long: Long | None) -> str:
         if long.prefill
         else f"{ms(long.decode_s)} of them for {_running(long)}"
     )
-    return (
-        f"{scene.latency()}{long.share:.1%} of the steps take longer than the "
-        f"{ms(long.threshold_s)} allowed: a heavy one {ms(long.total_s)}, {to}"
+    return scene.because(
+        f"{long.share:.1%} of the steps took longer than the {ms(long.threshold_s)} allowed: "
+        f"a heavy one {ms(long.total_s)}, {to}"
     )
 
 

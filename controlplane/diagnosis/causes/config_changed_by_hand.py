@@ -315,7 +315,7 @@ def _because(scene: Scene, change: Change | None, seen: Seen | None) -> str:
     if seen and seen[1].value is not None and seen[1].before is not None:
         before, now = map(seen[0].shown, (seen[1].before, seen[1].value))
         text += f" and {seen[0].word} went from {before} to {now}"
-    return f"{scene.latency()}{text}"
+    return scene.because(text)
 
 
 CAUSE = ConfigChangedByHand()

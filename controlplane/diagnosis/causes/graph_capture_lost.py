@@ -114,8 +114,9 @@ def _fixed_fact(scene: Scene) -> Fact:
         text = "What a step takes besides its tokens was not measured before and now"
         return measured(text, False, metric=STEP_TIME, unit="s", weight=0.5)
     bar = FIXED_GREW * step.before.a
+    now = ms(step.fixed) if step.fixed > 0 else "no time"
     return measured(
-        f"Besides its tokens a step took {ms(step.before.a)} before and takes {ms(step.fixed)} now",
+        f"Besides its tokens a step took {ms(step.before.a)} before and takes {now} now",
         step.fixed > bar,
         track=Track(step.before.a, step.fixed, scene.means(STEP_TIME).points),
         metric=STEP_TIME,
@@ -152,10 +153,10 @@ def _because(scene: Scene, eager: Track) -> str:
     then = "" if eager.before is None else f" ({eager.before:.0%} before)"
     step = step_time(scene)
     grew = ""
-    if step and step.before and step.fixed is not None:
-        grew = f": besides its tokens a step takes {ms(step.fixed)}, {ms(step.before.a)} before"
-    text = f"{eager.value:.0%} of the steps run without a captured graph{then}{grew}"
-    return f"{scene.latency()}{text}"
+    if step and step.before and step.fixed is not None and step.fixed > step.before.a:
+        grew = f": besides its tokens a step took {ms(step.fixed)}, {ms(step.before.a)} before"
+    text = f"{eager.value:.0%} of the steps ran without a captured graph{then}{grew}"
+    return scene.because(text)
 
 
 CAUSE = GraphCaptureLost()

@@ -257,8 +257,8 @@ def _because(scene: Scene, used: Track, preempted: Track) -> str:
         return "it is not measured how full the KV cache is"
     sent = ""
     if preempted.value:
-        sent = f" and {preempted.value:.2g} running requests a second are sent back"
-    return f"{scene.latency()}the KV cache is {used.value:.0%} full{sent}"
+        sent = f" and {preempted.value:.2g} running requests a second were sent back"
+    return scene.because(f"the KV cache was {used.value:.0%} full{sent}")
 
 
 CAUSE = KvPoolExhausted()

@@ -60,7 +60,7 @@ class LoadBeyondCapacity:
         if capacity:
             remedy, why_not = shed_wishes(scene, capacity)
             more = engines_more(scene, capacity)
-            no_remedy = f"no setting serves this load and {why_not}; {_ask(scene, more)}"
+            no_remedy = f"no setting serves this load and {why_not}{_ask(scene, more)}"
         facts = {
             "arrivals_per_s": load,
             "capacity_per_s": capacity,
@@ -157,17 +157,22 @@ def _served_fact(scene: Scene) -> Fact:
 
 
 def _ask(scene: Scene, more: int) -> str:
-    engines = scene.engine.engines
-    have = several(engines, "engine serves", "engines serve")
-    return f"{have} {scene.engine.service}, and it needs {more} more like {scene.engine.name}"
+    if not more:
+        return ""
+    have = several(scene.engine.engines, "engine serves", "engines serve")
+    return f"; {have} {scene.engine.service}, and it needs {more} more like {scene.engine.name}"
 
 
 def _because(scene: Scene, load: float | None, capacity: float | None, more: int) -> str:
     if load is None or not capacity:
         return "it is not measured what arrives and what the engine could serve"
-    return (
-        f"{scene.latency()}{load:.3g} requests arrive a second and no setting lets the engine "
-        f"serve more than {capacity:.3g}; {_ask(scene, more)}"
+    if not more:
+        return scene.because(
+            f"{load:.3g} requests arrived a second, and the engine could serve {capacity:.3g}"
+        )
+    return scene.because(
+        f"{load:.3g} requests arrived a second and no setting lets the engine serve more than "
+        f"{capacity:.3g}{_ask(scene, more)}"
     )
 
 

@@ -269,12 +269,12 @@ def _drain_s(scene: Scene) -> float | None:
 def _because(scene: Scene, cap: float | None, running: Track, waiting: Track) -> str:
     if cap is None or running.value is None or waiting.value is None:
         return "it is not measured how many requests run and wait under which cap"
-    wait = several(waiting.value, "request waits", "requests wait", ".0f")
+    wait = several(waiting.value, "request waited", "requests waited", ".0f")
     behind = f"{wait} behind a cap of {cap:g} running"
     if waiting.value < 0.5:
-        run = several(running.value, "request runs", "requests run", ".0f")
-        behind = f"{run} under a cap of {cap:g} and nobody waits"
-    return f"{scene.latency()}{behind}"
+        run = several(running.value, "request ran", "requests ran", ".0f")
+        behind = f"{run} under a cap of {cap:g} and nobody waited"
+    return scene.because(behind)
 
 
 CAUSE = RunningCapTooSmall()

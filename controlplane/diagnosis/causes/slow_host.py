@@ -167,8 +167,10 @@ def _because(scene: Scene) -> str:
         return "it cannot be told whether the steps take longer than their tokens explain"
     expected = step.before.step_s(step.p, step.d)
     takes = expected / (1 - step.slower)
-    text = f"a step takes {ms(takes)}, and its tokens explain {ms(expected)} of it"
-    return f"{scene.latency()}{text}"
+    explained = f"explain {ms(expected)} of it"
+    if takes <= expected:
+        explained = f"let {ms(expected)} be expected"
+    return scene.because(f"a step took {ms(takes)}, and its tokens {explained}")
 
 
 CAUSE = SlowHost()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,11 +11,13 @@ from django.shortcuts import render
 from django.utils import timezone
 
 from controlplane.accounts.models import Tenant
+from controlplane.diagnosis.selectors import incidents_during
 from controlplane.fleet.selectors import engines_of
 from controlplane.web.access import TenantRequest, page, send
 from controlplane.web.charts import RANGES
 from controlplane.web.filters import BadFilter
 from controlplane.web.heat import BOUNDS_S, heat, whole_windows
+from controlplane.web.missed import LATENCY, missed, seconds
 from controlplane.web.pages.overview import otlp_url
 from controlplane.web.search import FILTERS, asked
 from controlplane.web.waterfall import STATUS_ERROR, waterfall
@@ -26,7 +27,6 @@ from tracing.search import REQUEST_ID
 from tracing.types import Span
 
 ROWS = 50
-LATENCY = "gen_ai.latency."
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _row(span: Span, longest_s: float) -> TraceRow:
         ended=datetime.fromtimestamp(span.end_ns / 1e9, UTC),
         request_id=carried.get(REQUEST_ID, ""),
         took_s=took_s,
-        ttft_s=_seconds(carried.get(f"{LATENCY}time_to_first_token")),
+        ttft_s=seconds(carried.get(f"{LATENCY}time_to_first_token")),
         tokens_in=carried.get("gen_ai.usage.prompt_tokens"),
         tokens_out=carried.get("gen_ai.usage.completion_tokens"),
         bars=tuple(_bars(span, took_s, longest_s)),
@@ -122,7 +122,7 @@ def _bars(span: Span, took_s: float, longest_s: float) -> list[Bar]:
     bars = [Bar("root", 0.0, took_s / longest_s)]
     at_s = 0.0
     for kind, name in PARTS:
-        part_s = _seconds(span.attributes.get(LATENCY + name))
+        part_s = seconds(span.attributes.get(LATENCY + name))
         if part_s is None:
             continue
         part_s = min(part_s, took_s - at_s)
@@ -150,24 +150,24 @@ def trace(request: TenantRequest, trace_id: str) -> HttpResponse:
     if not spans:
         raise Http404(f"trace {trace_id} is not stored for {request.tenant}")
     drawn = waterfall(spans)
-    attributes = drawn.root.attributes
+    root, attributes = drawn.root, drawn.root.attributes
     context = {
         "trace_id": trace_id,
         "waterfall": drawn,
+        "missed": missed(request.tenant, root, spans, failed=drawn.failed),
+        "incidents": incidents_during(
+            request.tenant,
+            service=root.service,
+            engine=root.instance,
+            since=datetime.fromtimestamp(root.start_ns / 1e9, UTC),
+            until=datetime.fromtimestamp(root.end_ns / 1e9, UTC),
+        ),
         "queue_s": drawn.parts.get("queue"),
         "prefill_s": drawn.parts.get("prefill"),
         "decode_s": drawn.parts.get("decode"),
         "gap_s": drawn.parts.get("gap"),
-        "ttft_s": _seconds(attributes.get(f"{LATENCY}time_to_first_token")),
+        "ttft_s": seconds(attributes.get(f"{LATENCY}time_to_first_token")),
         "prompt_tokens": attributes.get("gen_ai.usage.prompt_tokens"),
         "completion_tokens": attributes.get("gen_ai.usage.completion_tokens"),
     }
     return send(request, "trace.html", context)
-
-
-def _seconds(text: str | None) -> float | None:
-    try:
-        seconds = float(text) if text else math.nan
-    except ValueError:
-        return None
-    return seconds if math.isfinite(seconds) else None

@@ -39,7 +39,7 @@ def story_lines() -> list[StoryLine]:
     explained = Step("explained", "done", ago(minutes=3))
     told = Step("told", "done", ago(minutes=3), "chat-oncall")
     found = (Step("detected", "done", ago(minutes=3, seconds=4)), explained, told)
-    acted = Step("acted", "done", ago(minutes=2))
+    acted = Step("acted", "done", ago(minutes=2), "max_num_seqs=32")
     none = Step("no action", "next")
     lines = [
         _line(
@@ -73,11 +73,12 @@ def story_lines() -> list[StoryLine]:
         _line(
             "bad",
             BECAUSE,
-            "Rolled back max_num_seqs to 8 on engine-0: 39 % of requests still "
+            "Undid the change of max_num_seqs from 8 to 32 on engine-0: 39 % of requests still "
             "missed the objective, 45 % before; that may be chance.",
             *found,
             acted,
             Step("rolled back", "failed", ago(seconds=30)),
+            Step("next try from", "next", NOW + timedelta(minutes=2, seconds=30)),
         ),
         _line(
             "bad",

@@ -110,9 +110,16 @@ def test_one_action_at_a_time_on_an_engine(world: World) -> None:
     assert "another action is in flight on engine-0: max_num_seqs 8 → 32" in said
 
 
-def test_what_was_just_undone_is_not_tried_again(world: World) -> None:
-    ended(world, State.ROLLED_BACK)
-    assert "just tried this way" in propose(world)[1]
+def test_what_was_just_undone_is_not_tried_again_and_said_when_it_may(world: World) -> None:
+    undone = ended(world, State.ROLLED_BACK)
+    diagnosis = world.diagnosis()
+    _none, said = propose(world, diagnosis)
+    assert undone.ended_at is not None
+    again = undone.ended_at + timedelta(minutes=3)
+    assert "just tried this way" in said
+    assert said.endswith(f"waiting 3 min, until {again:%H:%M:%S}")
+    diagnosis.refresh_from_db()
+    assert diagnosis.next_try_at == again
 
 
 def test_after_the_cool_down_it_may_be_tried_again(world: World) -> None:

@@ -63,7 +63,7 @@ def test_a_queue_that_grew_and_does_not_go_down_ends_the_trial(after: list[float
     assert found.stays
     assert found.words == (
         "no better, as the queue, which was growing, has not gone down "
-        f"(30 requests before the change, {after[-1]:.0f} now)"
+        f"(30 requests before the change, {after[-1]:.0f} in the last window)"
     )
 
 
@@ -82,4 +82,5 @@ def test_a_queue_that_was_empty_for_a_moment_is_gone_however_long_the_next() -> 
 def test_while_it_goes_down_the_words_say_so() -> None:
     found = queue([0, 10, 20, 30], [40, 30, 20])
     assert not found.stays
-    assert found.words.endswith("still going down (30 requests before the change, 20 now)")
+    told = "still going down (30 requests before the change, 20 in the last window)"
+    assert found.words.endswith(told)

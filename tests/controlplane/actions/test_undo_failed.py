@@ -45,7 +45,9 @@ def test_its_sentence_says_what_went_wrong_and_who_is_waited_for(
     world: World, failed: Action
 ) -> None:
     told = sentence(failed)
-    assert told.startswith("Could not undo max_num_seqs from 8 to 32 on engine-0: rolled back by")
+    assert told.startswith(
+        "Could not undo the change of max_num_seqs from 8 to 32 on engine-0: rolled back by"
+    )
     assert "person" in told, "who changed it meanwhile"
     assert told.endswith("; the autopilot leaves engine-0 alone until a person has looked")
 

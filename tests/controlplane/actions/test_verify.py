@@ -114,6 +114,7 @@ def test_what_is_not_better_says_so_first() -> None:
     )
     result = look(sample(50, 52), sample(49, 50), last=True)
     assert result.sentence.startswith("not proved to be better, the share of bad requests fell")
+    assert ", which 2 windows before and 2 after may do by chance (look 1 of" in result.sentence
     other = guard(sample(0, 0), sample(30, 32))
     assert "; “TPOT within 100 ms” got worse" in look(before, before, guards=[other]).sentence
 

@@ -14,6 +14,7 @@ from django.urls import reverse
 from controlplane.accounts import throttle
 from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.services import diagnosis_note
 from controlplane.fleet.models import Node
 from controlplane.fleet.services import sync
 from controlplane.web.forms import TRIES_PER_MIN
@@ -201,6 +202,47 @@ def test_incident_tells_its_steps_in_the_order_they_had(ada: Any, full: World) -
     assert steps() == ["detected", "explained", "not told", "acted", "verifying"]
 
 
+def test_incident_tells_every_attempt_and_when_the_next_may_come(ada: Any, full: World) -> None:
+    found, first = Incident.objects.get(), Action.objects.get()
+    at = found.opened_at
+    end(first, State.ROLLED_BACK, at + timedelta(seconds=60))
+    second = act(full, found, at + timedelta(seconds=70), State.VERIFYING)
+    second.changes = {"max_num_seqs": {"from": 8, "to": 64}}
+    end(second, State.ROLLED_BACK, at + timedelta(seconds=150))
+
+    def steps() -> list[tuple[str, str]]:
+        (line,) = lines_of([Incident.objects.get()])
+        return [(step.word, step.note) for step in line.steps][3:]
+
+    tried = [
+        ("acted", "max_num_seqs=32"), ("rolled back", ""),
+        ("acted", "max_num_seqs=64"), ("rolled back", ""),
+    ]  # fmt: skip
+    assert steps() == [*tried, ("look again", "")]
+    diagnosis = explain(full, found, at + timedelta(seconds=180))
+    assert steps() == tried
+    until = at + timedelta(seconds=330)
+    diagnosis_note(diagnosis=diagnosis, no_action="just tried this way", next_try_at=until)
+    assert steps() == [*tried, ("next try from", "")]
+    assert "next try from <time" in text(ada(full).get("/"))
+    for seconds in (160, 165):
+        end(act(full, found, at + timedelta(seconds=seconds), State.VERIFYING), State.ROLLED_BACK,
+            at + timedelta(seconds=seconds + 4))  # fmt: skip
+    assert ("1 attempt", "") in steps()
+
+
+def test_incident_says_when_no_window_of_a_trial_counted(ada: Any, full: World) -> None:
+    action = Action.objects.get()
+    end(action, State.ROLLED_BACK, full.now)
+    action.outcome["after"] = {"good": 0.0, "total": 0.0}
+    action.save()
+    client = ada(full)
+    for address in (f"/incidents/{Incident.objects.get().pk}/", "/actions/"):
+        said = text(client.get(address))
+        assert "no window counted" in said
+        assert "0 requests" not in said
+
+
 def test_incident_says_what_its_numbers_leave_out(ada: Any, full: World) -> None:
     client, found = ada(full), Incident.objects.get()
     said = text(client.get(f"/incidents/{found.pk}/"))
@@ -282,8 +324,23 @@ def test_trace_says_where_the_time_went_and_names_the_gap(ada: Any, full: World)
     assert "The first token came after 1.24\u00a0s." in said
 
 
+def test_trace_says_what_it_missed_and_what_went_on(ada: Any, full: World) -> None:
+    client, found = ada(full), Incident.objects.get()
+    said = text(client.get(f"/traces/{TRACE_ID}/"))
+    assert "answered late" in said
+    assert "First token within 500 ms</a>: 1.24\u00a0s, 500\u00a0ms allowed" in said
+    assert "Each token within 50 ms" not in said
+    assert reverse("incident", args=[found.pk]) in said
+    Incident.objects.update(scope="engine-9")
+    full.objectives["ttft"].delete()
+    said = text(client.get(f"/traces/{TRACE_ID}/"))
+    assert "answered late" not in said
+    assert reverse("incident", args=[found.pk]) not in said
+
+
 def test_series_has_a_point_per_window_and_keeps_gaps(ada: Any, full: World) -> None:
-    answer = ada(full).get("/series/ttft/?minutes=60")
+    client = ada(full)
+    answer = client.get("/series/ttft/?minutes=60")
     drawn = json.loads(text(answer))
     assert len(drawn["x"]) == 240
     for chart in drawn["charts"].values():
@@ -296,6 +353,10 @@ def test_series_has_a_point_per_window_and_keeps_gaps(ada: Any, full: World) -> 
     assert max(value for value in p99 if value is not None) > 1
     assert drawn["charts"]["latency"]["bound"] == 0.5
     assert [mark["kind"] for mark in drawn["marks"]] == ["incident", "action"]
+    end(Action.objects.get(), State.ROLLED_BACK, full.now)
+    marks = json.loads(text(client.get("/series/ttft/?minutes=60")))["marks"]
+    assert [mark["kind"] for mark in marks] == ["incident", "action", "undo"]
+    assert marks[-1]["label"] == "undone: max_num_seqs 8 → 32 on engine-0"
 
 
 def test_series_sums_windows_for_wider_ranges(ada: Any, full: World) -> None:

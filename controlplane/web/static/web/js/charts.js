@@ -87,17 +87,18 @@
       ctx.setLineDash([]); ctx.lineWidth = ratio;
       for (const mark of this.data.marks) {
         if (mark.at < plot.scales.x.min || mark.at > plot.scales.x.max) continue;
-        const x = plot.valToPos(mark.at, "x", true), action = mark.kind === "action";
+        const x = plot.valToPos(mark.at, "x", true), action = mark.kind !== "incident";
         ctx.strokeStyle = ctx.fillStyle = paint(action ? "--act" : "--bad");
         rule(x, bbox.top, x, bbox.top + bbox.height);
-        // The action's ◆ stands right of its line, the incident's ■ left: they often come together.
+        // The action's ◆ (its undo's ◇) stands right of its line, the incident's ■ left: they often come together.
         const size = 8 * ratio, top = bbox.top - size - 2 * ratio;
         ctx.beginPath();
         if (action) {
           ctx.moveTo(x + size / 2, top); ctx.lineTo(x + size, top + size / 2);
           ctx.lineTo(x + size / 2, top + size); ctx.lineTo(x, top + size / 2);
+          ctx.closePath();
         } else ctx.rect(x - size, top, size - ratio, size - ratio);
-        ctx.fill();
+        if (mark.kind === "undo") ctx.stroke(); else ctx.fill();
       }
       ctx.restore();
     }
@@ -116,7 +117,7 @@
       const items = this.spec.lines.map((one, i) => item(`c${i + 1}`, one.label, say(one.values[at], this.spec.unit), one.style));
       if (this.spec.bound != null) items.push(item("bound", this.spec.bound_label, say(this.spec.bound, this.spec.unit), "dot"));
       const near = this.data.marks.filter((mark) => index != null && Math.abs(mark.at - x[at]) <= this.data.step_s / 2);
-      for (const mark of near) items.push(Object.assign(document.createElement("span"), { textContent: (mark.kind === "action" ? "◆ " : "■ ") + mark.label }));
+      for (const mark of near) items.push(Object.assign(document.createElement("span"), { textContent: ({ action: "◆ ", undo: "◇ " }[mark.kind] ?? "■ ") + mark.label }));
       this.out.replaceChildren(time, ...items);
       if (index == null) this.box.setAttribute("aria-label", this.figure.dataset.question + " " + this.out.textContent);
     }
