@@ -152,7 +152,7 @@ def explanation_of(incident: Incident) -> Diagnosis | None:
     newest = diagnosis_of(incident)
     if newest is None or newest.cause != contract.UNKNOWN:
         return newest
-    if incident.state == Incident.State.OPEN and not incident.good_windows:
+    if incident.state == Incident.State.OPEN:
         return newest  # what was cured is not what goes on
     lately = (d for d in incident.diagnoses.all() if d.made_at >= incident.run_since)
     return next((d for d in lately if d.cured), newest)
@@ -163,12 +163,15 @@ def diagnosis_due(incident: Incident, *, now: datetime, acted_at: datetime | Non
 
     Not explained yet, or the last action (ended at `acted_at`) has two windows of new facts behind
     it, or a quarter of the incident's age has passed: the longer it lasts the rarer it is asked,
-    so an incident open for days keeps tens of explanations, not thousands.
+    so an incident open for days keeps tens of explanations, not thousands. While windows are good,
+    nothing goes on that could be explained.
     """
     window_s = settings.TRIMTAB_CONTROL_WINDOW_S
     last = diagnosis_of(incident)
     if last is None:
         return True
+    if incident.good_windows:
+        return False
     if acted_at is not None and acted_at > last.made_at:
         return now >= looks_again_at(acted_at)
     wait_s = max(window_s, (last.made_at - incident.opened_at).total_seconds() / 4)

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.models import Diagnosis, Incident
-from controlplane.diagnosis.selectors import incidents_open
+from controlplane.diagnosis.selectors import diagnosis_due, incidents_open
 from controlplane.diagnosis.selectors import story as tell
 from controlplane.diagnosis.services import (
     diagnosis_confirm,
@@ -405,7 +405,7 @@ def test_an_unknown_rest_takes_nothing_back_from_what_a_kept_change_cured() -> N
     for _ in range(2):
         diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(3))
     incident.good_windows = 1
-    assert tell(incident).cause == "running_cap_too_small"
+    assert tell(incident).cause == "unknown", "not one story in good windows and another in bad"
     incident.good_windows, incident.state = 0, Incident.State.CLOSED  # lapsed, say
     assert tell(incident).cause == "running_cap_too_small"
     explained(incident, "slow_host", ttft.now(8))
@@ -420,6 +420,10 @@ def test_a_cured_cause_is_not_told_while_an_unknown_rest_goes_on() -> None:
     explained(incident, "running_cap_too_small", ttft.now())
     diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(1))
     assert tell(incident).cause == "running_cap_too_small", "nothing newer is known"
+    late = ttft.now(1000)
+    assert diagnosis_due(incident, now=late)
+    incident.good_windows = 1
+    assert not diagnosis_due(incident, now=late), "nothing goes on"
     explained(incident, "unknown", ttft.now(6))
     assert tell(incident).cause == "unknown"
 
