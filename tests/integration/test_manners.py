@@ -38,13 +38,15 @@ class Demo:
     def __init__(self, home: Path, *, terminal: bool = False, lines_max: int = 10_000) -> None:
         self.home, self.ports, self.shown = home, ports(), ""
         read, write = pty.openpty() if terminal else os.pipe()
+        # A test runner may say how wide its own lines are.
+        without_size = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         if terminal:
             fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "controlplane.cli", *self.arguments],
             cwd=ROOT,
-            env={**os.environ, "DJANGO_SETTINGS_MODULE": "controlplane.settings", "NO_COLOR": "1",
-                 "TERM": "xterm-256color"},
+            env={**without_size, "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+                 "NO_COLOR": "1", "TERM": "xterm-256color"},
             stdout=write,
             stderr=subprocess.PIPE,
             text=True,
