@@ -148,7 +148,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             "capture-lost",
             "The engine loses its captured graphs and cannot build them again.",
-            "Steps run op by op. On a CPU that costs a tenth of one, and no promise need break; "
+            "Steps run op by op: a CPU serves an eighth less, and no promise need break; "
             "where one does the cause names the graphs, not the load.",
             events=(
                 Event("The captured graphs are dropped.", fault("capture_lost")),
