@@ -145,9 +145,9 @@ def diagnosis_of(incident: Incident) -> Diagnosis | None:
 
 
 def explanation_of(incident: Incident) -> Diagnosis | None:
-    """The explanation that is told: the newest, unless it is an unknown rest.
+    """The explanation that is told: the newest, unless the incident is over and that is `unknown`.
 
-    Where a change was kept, what is left unexplained after it takes nothing back.
+    Where a change was kept, what was left unexplained after it takes nothing back then.
     """
     newest = diagnosis_of(incident)
     if newest is None or newest.cause != contract.UNKNOWN:
