@@ -129,8 +129,12 @@ class Action(models.Model):
         ]
 
     def __str__(self) -> str:
-        steps = ", ".join(f"{k} {c['from']} → {c['to']}" for k, c in self.changes.items())
-        return f"{steps} on {self.engine}"
+        return f"{self.steps} on {self.engine}"
+
+    @property
+    def steps(self) -> str:
+        """Each knob with what it was and what it becomes."""
+        return ", ".join(f"{k} {c['from']} → {c['to']}" for k, c in self.changes.items())
 
     @property
     def holds(self) -> bool:

@@ -180,9 +180,15 @@ def undo_failed(engine: Engine) -> str:
 def undo_failed_each(engines: Sequence[Engine]) -> dict[UUID, Words]:
     """By the id of those engines it is so of; one query for all."""
     rows = Action.objects.filter(engine__in=engines, state=State.ROLLBACK_FAILED, cleared_at=None)
-    told = _("%(action)s could not be undone: the autopilot waits until a person has looked")
     failed = rows.select_related("engine").order_by("ended_at")
-    return {action.engine_id: Words(told, action=str(action)) for action in failed}
+    return {action.engine_id: undo_failed_words(action) for action in failed}
+
+
+def undo_failed_words(action: Action) -> Words:
+    """What holds the autopilot off the action's engine."""
+    told = _("%(steps)s on %(engine)s could not be undone: the autopilot waits until a person has "
+             "looked")  # fmt: skip
+    return Words(told, steps=action.steps, engine=action.engine.name)
 
 
 def waits_for_person(action: Action, rules: Rules, now: datetime) -> str:

@@ -23,14 +23,22 @@ class Missed:
     allowed_s: float | None = None
 
 
-def missed(tenant: Tenant, root: Span, spans: Sequence[Span], *, failed: bool) -> list[Missed]:
-    """The objectives of the root's service that its request missed, by name.
+def promised(tenant: Tenant) -> list[Objective]:
+    """What requests may miss, by name."""
+    return list(Objective.objects.filter(tenant=tenant, enabled=True).order_by("name"))
+
+
+def missed(
+    promises: Sequence[Objective], root: Span, spans: Sequence[Span], *, failed: bool
+) -> list[Missed]:
+    """Those of the root's service that its request missed, as far as `spans` of it tell.
 
     Objectives of single tokens are left out: spans tell only how long all of them took.
     """
-    promised = Objective.objects.filter(tenant=tenant, service=root.service, enabled=True)
     found = []
-    for objective in promised.order_by("name"):
+    for objective in promises:
+        if objective.service != root.service:
+            continue
         known = objective_facts(objective)
         took_s, allowed_s = _took_s(objective, root, spans), known.threshold_s
         if known.measures == "success" and failed:

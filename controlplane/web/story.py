@@ -181,6 +181,8 @@ def _steps_acted(action: Action) -> list[Step]:
 
 def _steps_to_come(actions: Sequence[Action], told: Story) -> list[Step]:
     """What follows an attempt that came to nothing: from when on the next may come."""
+    if actions and actions[-1].holds:
+        return [Step(_("wait for a person"), "now")]
     ended = actions[-1].ended_at if actions else None
     if told.diagnosis is None or ended is None or actions[-1].state == State.VERIFIED:
         return []

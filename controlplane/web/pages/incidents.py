@@ -39,6 +39,13 @@ class Compared:
     looks: int
     sentence: str
 
+    @property
+    def by_chance(self) -> float | None:
+        """How likely the fall from before to after would be had the change done nothing."""
+        if self.before is None or self.after is None or self.after >= self.before:
+            return None
+        return self.p_value
+
 
 @page
 def incidents(request: TenantRequest) -> HttpResponse:

@@ -14,8 +14,9 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant, Token
 from controlplane.actions.models import Action
 from controlplane.actions.orders import verbs_open
-from controlplane.actions.policy import freezes_of
-from controlplane.actions.selectors import sentence, undos_failed
+from controlplane.actions.policy import freezes_of, undo_failed_words
+from controlplane.actions.selectors import undos_failed
+from controlplane.actions.words import translated
 from controlplane.fleet.models import Engine
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, Question, questions
@@ -28,6 +29,16 @@ from slo.selectors import State
 from tracing import query
 
 MINUTES_DEFAULT = 15
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A change that could not be undone, in words. `why` is "" where its story line says it."""
+
+    action: Action
+    words: str
+    why: str
+    verbs: tuple[str, ...]
 
 
 class Overview:
@@ -47,10 +58,18 @@ class Overview:
         return [freeze_said(policy, self.now) for policy in freezes_of(self.tenant, self.now)]
 
     @cached_property
-    def stops(self) -> list[tuple[Action, str, tuple[str, ...]]]:
-        """Changes that could not be undone and nobody has looked at: in words, and what to do."""
-        failed = undos_failed(self.tenant)
-        return [(action, sentence(action), verbs_open(action)) for action in failed]
+    def stops(self) -> list[Stop]:
+        """Changes that could not be undone and nobody has looked at."""
+        told = {line.action.pk for line in self.lines if line.action is not None}
+        return [
+            Stop(
+                action=action,
+                words=translated(undo_failed_words(action)),
+                why="" if action.pk in told else action.outcome.get("sentence", ""),
+                verbs=verbs_open(action),
+            )
+            for action in undos_failed(self.tenant)
+        ]
 
     @cached_property
     def rows(self) -> list[ObjectiveRow]:

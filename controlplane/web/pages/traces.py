@@ -17,7 +17,7 @@ from controlplane.web.access import TenantRequest, page, send
 from controlplane.web.charts import RANGES
 from controlplane.web.filters import BadFilter
 from controlplane.web.heat import BOUNDS_S, heat, whole_windows
-from controlplane.web.missed import LATENCY, missed, seconds
+from controlplane.web.missed import LATENCY, missed, promised, seconds
 from controlplane.web.pages.overview import otlp_url
 from controlplane.web.search import FILTERS, asked
 from controlplane.web.waterfall import STATUS_ERROR, waterfall
@@ -41,9 +41,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class TraceRow:
-    """A request in the list; None where its span does not carry the fact."""
+    """A request in the list; None where its span does not carry the fact. `late` is what its entry
+    span alone tells."""
 
     span: Span
+    late: bool
     ended: datetime
     request_id: str
     took_s: float
@@ -82,7 +84,7 @@ def traces(request: TenantRequest) -> HttpResponse:
         "asked": wanted,
         "minutes": None if wanted.cut else wanted.minutes,
         "heat": drawn,
-        "rows": rows_of(spans[:ROWS]),
+        "rows": rows_of(spans[:ROWS], promised(request.tenant)),
         "next": _place(spans[ROWS - 1], wanted.slowest) if len(spans) > ROWS else "",
         "cleared": dict.fromkeys(FILTERS),
         "page_state": "ok" if spans else "none",
@@ -97,16 +99,17 @@ def services_of(tenant: Tenant, chosen: str) -> list[str]:
     return sorted(names - {""})
 
 
-def rows_of(spans: Sequence[Span]) -> list[TraceRow]:
+def rows_of(spans: Sequence[Span], promises: Sequence[Objective]) -> list[TraceRow]:
     longest = max((span.duration_ns for span in spans), default=0) or 1
-    return [_row(span, longest / 1e9) for span in spans]
+    return [_row(span, longest / 1e9, promises) for span in spans]
 
 
-def _row(span: Span, longest_s: float) -> TraceRow:
+def _row(span: Span, longest_s: float, promises: Sequence[Objective]) -> TraceRow:
     carried = span.attributes
     took_s = span.duration_ns / 1e9
     return TraceRow(
         span=span,
+        late=bool(missed(promises, span, [span], failed=False)),
         ended=datetime.fromtimestamp(span.end_ns / 1e9, UTC),
         request_id=carried.get(REQUEST_ID, ""),
         took_s=took_s,
@@ -154,7 +157,7 @@ def trace(request: TenantRequest, trace_id: str) -> HttpResponse:
     context = {
         "trace_id": trace_id,
         "waterfall": drawn,
-        "missed": missed(request.tenant, root, spans, failed=drawn.failed),
+        "missed": missed(promised(request.tenant), root, spans, failed=drawn.failed),
         "incidents": incidents_during(
             request.tenant,
             service=root.service,

@@ -13,7 +13,7 @@ from controlplane.web.heat import BOUNDS_S, Heat, heat
 from controlplane.web.knobs import KnobRow, configuration
 from controlplane.web.measures import Filling
 from controlplane.web.pages.traces import TraceRow, rows_of
-from controlplane.web.samples.incidents import NOW, ago
+from controlplane.web.samples.incidents import NOW, ago, objective
 from controlplane.web.templatetags.ui import part
 from tracing.types import HeatCell, Span, TraceSearch
 
@@ -94,7 +94,7 @@ def knob_rows() -> tuple[KnobRow, ...]:
 
 
 def trace_rows() -> list[TraceRow]:
-    """Answered, queued for long, failed, and one that carries nothing."""
+    """Answered, late, failed, and one that carries nothing."""
     latency = "gen_ai.latency."
 
     def span(number: int, took_s: float, queue_s: float | None, **more: Any) -> Span:
@@ -127,8 +127,11 @@ def trace_rows() -> list[TraceRow]:
         )
 
     failed = {"status_code": 2, "status_message": "the client went away"}
+    promise = objective()
+    promise.spec = {"metric": "vllm:time_to_first_token_seconds", "threshold_ms": 500}
     return rows_of(
-        [span(4, 0.42, 0.02), span(9, 2.9, 1.9), span(13, 1.2, 0.8, **failed), span(21, 0.7, None)]
+        [span(4, 0.42, 0.02), span(9, 2.9, 1.9), span(13, 1.2, 0.8, **failed), span(21, 0.7, None)],
+        [promise],
     )
 
 

@@ -19,6 +19,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from controlplane.alerts.message import sentences
 from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.selectors import Story
 from controlplane.web.heat import Cell as HeatCell
@@ -121,6 +122,21 @@ def percent(share: float | None, decimals: int = 2) -> str:
 def part(share: float | None) -> str:
     """A share that promises nothing, rounded to three figures: 44.7 %, 0.58 %, 73 %."""
     return NOTHING if share is None else significant(share * 100) + SPACE + "%"
+
+
+@register.filter
+def chance(p_value: float) -> str:
+    """How often chance alone does as much: 11 %, 0.62 %, never 0."""
+    return _("under %s") % part(CHANCE_MIN) if p_value < CHANCE_MIN else part(p_value)
+
+
+CHANCE_MIN = 0.0001
+
+
+@register.filter
+def as_sentence(words: str) -> str:
+    """With a capital letter and a full stop, for what stands alone or after a full stop."""
+    return sentences(words)
 
 
 @register.filter

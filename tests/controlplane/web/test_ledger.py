@@ -32,7 +32,7 @@ def test_an_action_says_what_was_expected_and_what_came_of_it(ada: Any, full: Wo
         "missed, 343 requests",
         '<span class="chip ok">kept</span>',
         '<span class="chip warn">rolled back</span>',
-        "p = 0.00001",
+        "better, such a fall by chance: under 0.01 %",
         "without a trial",
         "asked for by edsger",
     ):

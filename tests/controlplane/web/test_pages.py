@@ -229,6 +229,9 @@ def test_incident_tells_every_attempt_and_when_the_next_may_come(ada: Any, full:
         end(act(full, found, at + timedelta(seconds=seconds), State.VERIFYING), State.ROLLED_BACK,
             at + timedelta(seconds=seconds + 4))  # fmt: skip
     assert ("1 attempt", "") in steps()
+    last = found.actions.latest("created_at")
+    found.actions.filter(pk=last.pk).update(state=State.ROLLBACK_FAILED)
+    assert steps()[-2:] == [("rollback failed", ""), ("wait for a person", "")]
 
 
 def test_incident_says_when_no_window_of_a_trial_counted(ada: Any, full: World) -> None:
@@ -263,8 +266,20 @@ def test_incident_says_once_what_a_look_and_p_are(ada: Any, full: World) -> None
     end(Action.objects.get(), State.ROLLED_BACK, full.now)
     end(act(full, found, full.now, State.VERIFYING), State.VERIFIED, full.now)
     said = text(client.get(address))
-    assert said.count("p = ") == 2
+    assert said.count("such a fall by chance: ") == 2
     assert said.count("A look compares") == 1
+
+
+def test_a_rise_is_no_fall_that_chance_may_have_made(ada: Any, full: World) -> None:
+    action = Action.objects.get()
+    end(action, State.ROLLED_BACK, full.now)
+    action.outcome |= {"after": {"good": 133, "total": 343}, "p_value": 0.999}
+    action.save()
+    client = ada(full)
+    for address in (f"/incidents/{Incident.objects.get().pk}/", "/actions/"):
+        said = text(client.get(address))
+        assert "61.2\u00a0%" in said
+        assert "fall by chance:" not in said
 
 
 def test_one_request_is_said_as_one(ada: Any, full: World) -> None:
@@ -282,7 +297,11 @@ def test_one_request_is_said_as_one(ada: Any, full: World) -> None:
     [
         (
             State.VERIFIED,
-            ("44.7 % of requests missed the objective before", "verified", "p = 0.00001"),
+            (
+                "44.7 % of requests missed the objective before",
+                "verified",
+                "such a fall by chance: under 0.01\u00a0%",
+            ),
         ),
         (State.ROLLED_BACK, ("39 % of requests still missed", "rolled back", "inconclusive")),
     ],

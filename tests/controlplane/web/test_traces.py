@@ -37,6 +37,19 @@ def test_requests_are_listed_newest_first_with_where_their_time_went(ada: Any, f
     assert "1.76\u00a0s" in said
 
 
+def test_a_request_that_broke_a_promise_is_listed_as_late(ada: Any, full: World) -> None:
+    client, address = ada(full), "/traces/?q=0af7651916cd43dd"
+    late, answered = (
+        '<span class="chip bad">answered late</span>',
+        '<span class="chip ok">answered</span>',
+    )
+    said = text(client.get(address))
+    assert (late in said, answered in said) == (True, False)
+    full.objectives["ttft"].delete()
+    said = text(client.get(address))
+    assert (late in said, answered in said) == (False, True)
+
+
 def test_pages_follow_each_other_without_gap_or_repetition(ada: Any, full: World) -> None:
     client, address, seen = ada(full), "/traces/?minutes=60&sort=slowest", []
     for _page in range(4):

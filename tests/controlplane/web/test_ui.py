@@ -67,6 +67,20 @@ def test_measures_are_said_in_their_unit(value: float | None, unit: str, said: s
     assert ui.measure(value, unit) == said
 
 
+@pytest.mark.parametrize(
+    ("p_value", "said"), [(0.114, "11.4 %"), (0.0062, "0.62 %"), (1e-13, "under 0.01 %")]
+)
+def test_a_chance_is_never_said_to_be_none(p_value: float, said: str) -> None:
+    assert ui.chance(p_value).replace("\u00a0", " ") == said
+
+
+def test_what_follows_a_full_stop_is_a_sentence_but_for_a_knobs_name() -> None:
+    assert ui.as_sentence("service code is frozen") == "Service code is frozen."
+    assert ui.as_sentence("max_num_seqs 8 → 24 could not be undone") == (
+        "max_num_seqs 8 → 24 could not be undone."
+    )
+
+
 def test_targets_keep_the_digits_they_were_promised_with() -> None:
     assert [ui.target(t) for t in (0.9, 0.999, 0.99995)] == [f"90{S}%", f"99.9{S}%", f"99.995{S}%"]
 
