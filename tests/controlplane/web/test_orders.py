@@ -88,7 +88,7 @@ def test_where_an_undo_failed_every_page_says_so_until_a_person_has_looked(
 
     assert told() == [True, True, True]
     home = client.get("/").content.decode()
-    assert "on engine-0 could not be undone: the autopilot waits until a person has looked.<" in home
+    assert "on engine-0 could not be undone: the autopilot waits until a person has looked." in home
     Action.objects.update(outcome={"sentence": "the agent did not answer for 5 min"})
     home = client.get("/").content.decode()
     assert home.count("the agent did not answer for 5 min") == 1, "its story says it"
