@@ -145,15 +145,13 @@ def diagnosis_of(incident: Incident) -> Diagnosis | None:
 
 
 def explanation_of(incident: Incident) -> Diagnosis | None:
-    """The explanation that is told: the newest, unless the incident is over and that is `unknown`.
+    """The explanation that is told: the newest, unless that is `unknown` and a change was kept.
 
-    Where a change was kept, what was left unexplained after it takes nothing back then.
+    What is left unexplained after a kept change takes nothing back from what it cured.
     """
     newest = diagnosis_of(incident)
     if newest is None or newest.cause != contract.UNKNOWN:
         return newest
-    if incident.state == Incident.State.OPEN:
-        return newest  # what was cured is not what goes on
     lately = (d for d in incident.diagnoses.all() if d.made_at >= incident.run_since)
     return next((d for d in lately if d.cured), newest)
 
@@ -217,7 +215,7 @@ def story(incident: Incident) -> Story:
         return Story(what=_what(incident, hits), hits=hits, numbers=_numbers(incident))
     return Story(
         what=_what(incident, hits),
-        because=diagnosis.because,
+        because=_because(incident, diagnosis),
         cause=diagnosis.cause,
         cause_label=cause_label(diagnosis.cause),
         score=diagnosis.score,
@@ -275,6 +273,13 @@ def _what(incident: Incident, hits: Sequence[Hit]) -> str:
             "objective": hit.objective,
         }
     return f"{what}, {_(incident.lapsed)}" if incident.lapsed else what
+
+
+def _because(incident: Incident, told: Diagnosis) -> str:
+    """Why, and that what goes on since it was cured is not explained."""
+    if told == diagnosis_of(incident) or incident.state != Incident.State.OPEN:
+        return told.because
+    return _("%(because)s; what goes on since is not explained") % {"because": told.because}
 
 
 def _numbers(incident: Incident) -> dict[str, Any]:
