@@ -1,7 +1,8 @@
 """How each objective stands in the newest control windows: read, book, judge.
 
-Windows are aligned to the epoch. One is judged once each engine that is not stale was heard of
-after its end, and at the latest once its data had time to arrive (one scrape and 1.5 s). With every
+Windows are aligned to the epoch, and agents read their engines just before each edge. A window is
+judged once each engine that is not stale was heard of at its end, and at the latest once its data
+had time to arrive (one scrape and 1.5 s). With every
 new window the last 8 are read again, and their rows amended.
 What was missed within the last 8 h is made up for, at most 240 windows a pass: a control plane that
 slept reads on from where it stopped, and a gap that has ended is read again, because a spool
@@ -40,6 +41,9 @@ from tracing.types import Grid, Reader, ShareSeries, Signal
 logger = logging.getLogger(__name__)
 
 SETTLE_EXTRA_S = 1.5
+# In scrapes: a sample from so shortly before a window's end is its last. Agents take it no earlier
+# than `gpu_agent.collector.EARLY_MAX`.
+LAST_OF_WINDOW = 0.15
 STALE_AFTER_SCRAPES = 3
 REJUDGE_WINDOWS = 8
 CATCH_UP_WINDOWS_MAX = 240
@@ -143,8 +147,8 @@ def _all_heard(
     end: datetime,
     now: datetime,
 ) -> bool:
-    """Whether a sample from after `end` came of each engine: then all from before it are here, as
-    an agent sends in order; after a cut it sends the newest first, and the rest amends the window.
+    """Whether the last sample up to `end` came of each engine, or one from after it. Then all are
+    here, as an agent sends in order; after a cut the newest goes first, and the rest amends.
     One that is stale is not waited for: it left, or is cut off. Never so of spans, which come when
     a request ends, or not at all, nor of engines beyond those that are judged one by one.
     """
@@ -152,7 +156,8 @@ def _all_heard(
     if len(engines) >= SCOPES_PER_OBJECTIVE_MAX or indicator.span(objective.spec):
         return False
     heard = [seen[name] for name in engines & seen.keys() if now - seen[name] <= _stale_after()]
-    return bool(heard) and min(heard) >= end
+    last = timedelta(seconds=LAST_OF_WINDOW * settings.TRIMTAB_SCRAPE_S)
+    return bool(heard) and min(heard) >= end - last
 
 
 def _newest(objective: Objective) -> Reading | None:

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 from celery.app.log import Logging
 
-from controlplane.celery import SteadyScheduler
+from controlplane.celery import PASS_AFTER, AfterEachScrape, SteadyScheduler
 from controlplane.celery import app as celery_app
 
 
@@ -53,6 +53,27 @@ def test_a_clock_set_back_stops_no_task(monkeypatch: pytest.MonkeyPatch) -> None
     after = pass_s(31)
     assert after.count("fast") >= 5
     assert after.count("slow") >= 1
+
+
+def test_a_pass_runs_shortly_after_each_scrape_by_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = Celery("beat-test", broker="memory://", set_as_current=False)
+    schedule = AfterEachScrape(5, app)
+    clock = datetime(2026, 3, 1, 0, 0, 4, tzinfo=UTC)
+    monkeypatch.setattr(app, "now", lambda: clock)
+    late = timedelta(seconds=5 * PASS_AFTER)
+    last_run_at = datetime(2026, 3, 1, 0, 0, 1, tzinfo=UTC)
+    due, wait_s = schedule.is_due(last_run_at)
+    assert (due, wait_s) == (False, pytest.approx(1 + late.total_seconds()))
+    clock = datetime(2026, 3, 1, 0, 0, 5, tzinfo=UTC) + late
+    due, wait_s = schedule.is_due(last_run_at)
+    assert (due, wait_s) == (True, pytest.approx(5))
+    due, wait_s = schedule.is_due(clock)
+    assert (due, wait_s) == (False, pytest.approx(5))
+    clock += timedelta(seconds=13)  # a late one is not made up for
+    due, wait_s = schedule.is_due(last_run_at)
+    assert (due, wait_s) == (True, pytest.approx(2))
 
 
 def test_a_task_does_not_wait_for_the_worker_of_this_process_to_look() -> None:
