@@ -1,4 +1,4 @@
-"""What messages are given to tell of changes: that one was taken back, whoever was heard of when."""
+"""What messages are given to tell of changes: that one was taken back, whoever was heard when."""
 
 from __future__ import annotations
 
