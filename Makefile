@@ -56,8 +56,11 @@ words: $(DEV) ## collect the strings of pages into locale/, name those without a
 	@$(BIN)/python -c 'import polib, sys; [print(entry.msgid) for path in sys.argv[1:] \
 	  for entry in polib.pofile(path) if not entry.translated()]' $(WORDS:.mo=.po)
 
-clean: stop ## forget the demo's state (var/); keeps .venv and node_modules
-	@rm -rf var && echo 'Removed var/.'
+# Only what `make run` makes by itself: a home somebody has named may hold more than a demo's state.
+clean: stop ## forget the demo's state (var/), unless TRIMTAB_HOME names another home
+	@if [ "$(abspath $(or $(TRIMTAB_HOME),var))" = "$(abspath var)" ]; then \
+	  rm -rf var; echo 'Removed var/. Left: .venv, node_modules.'; \
+	else echo 'Removed nothing. Left: $(TRIMTAB_HOME) (TRIMTAB_HOME), var/, .venv, node_modules.'; fi
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo 'No $(PYTHON). On Debian: apt-get install python3 python3-venv'; exit 1; }

@@ -10,7 +10,7 @@ from controlplane.actions.ledger import transition
 from controlplane.actions.models import Action
 from controlplane.fleet.models import Command
 from controlplane.fleet.selectors import engine_state
-from gpu_agent.protocol import CommandKind
+from gpu_agent.protocol import CommandKind, CommandState
 from tracing.types import Reader
 
 AUTOPILOT = "autopilot"
@@ -34,6 +34,15 @@ class Facts:
     def reason(self, kind: CommandKind) -> str:
         command = self.commands.get(kind)
         return str(command.result.get("reason", "")) if command else ""
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the agent could not apply the change and the engine does not run what it did
+        before: somebody else was there meanwhile, and what of it was made nobody can say."""
+        if self.word(CommandKind.APPLY) != CommandState.FAILED:
+            return False
+        values = self.commands[CommandKind.APPLY].result.get("values", {})
+        return any(values.get(k) != c["from"] for k, c in self.action.changes.items())
 
     def said_at(self, command: Command) -> datetime:
         """When the agent said so, as far as its clock can be believed."""

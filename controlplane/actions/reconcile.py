@@ -189,6 +189,8 @@ def _dispatched(facts: Facts) -> bool:
     if word == CommandState.REJECTED:
         late = reason.startswith("expired")
         return facts.end(State.EXPIRED if late else State.FAILED, reason, AGENT)
+    if facts.unsettled:
+        return left_by_agent(facts)
     if word == CommandState.FAILED:
         return facts.end(State.FAILED, reason, AGENT)
     if word == CommandState.REVERTED:

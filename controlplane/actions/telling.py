@@ -13,6 +13,8 @@ from controlplane.actions.models import Action, State
 from controlplane.actions.selectors import actions_of, sentence, undos_failed
 from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Engine
+from controlplane.fleet.selectors import commands_of
+from gpu_agent.protocol import CommandState
 
 
 class Deeds(TypedDict):
@@ -68,7 +70,11 @@ def stops_of(tenant: Tenant, now: datetime) -> list[Stop]:
 
 
 def _undone(action: Action) -> bool:
-    """Whether it took back what had been changed: a trial by its end, a kept change by another."""
+    """Whether it took back what had been changed: a trial by its end, a kept change by another.
+
+    A trial may be over before its agent was heard of at all, who says so then.
+    """
     if action.state == State.ROLLED_BACK:
-        return action.applied_at is not None
+        words = (command.result_state for command in commands_of(action.pk).values())
+        return action.applied_at is not None or CommandState.REVERTED in words
     return action.state == State.VERIFIED and action.undoes_id is not None

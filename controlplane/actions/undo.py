@@ -67,7 +67,7 @@ def rolling_back(facts: Facts) -> bool:
     if asked == CommandState.FAILED:
         return _stuck(facts, reason, AGENT)
     if asked == CommandState.REJECTED:
-        if own == CommandState.APPLIED or facts.action.applied_at:
+        if own == CommandState.APPLIED or facts.action.applied_at or facts.unsettled:
             return _stuck(facts, reason, AGENT)
         return facts.move(State.ROLLED_BACK, f"nothing had been applied: {reason}", AGENT)
     command = facts.commands.get(CommandKind.REVERT)
@@ -130,7 +130,8 @@ def clock(at: datetime) -> str:
 
 
 def left_by_agent(facts: Facts) -> bool:
-    """The timer ran out, and the agent left alone what someone else had changed meanwhile."""
+    """The agent left alone what someone else had changed meanwhile: its timer ran out on it, or it
+    cannot tell whether its own change was ever made."""
     why = facts.reason(CommandKind.APPLY)
     with transaction.atomic():
         going_back = facts.move(State.ROLLING_BACK, why, AGENT, verdict=Verdict.EXPIRED)

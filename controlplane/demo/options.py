@@ -7,6 +7,7 @@ import math
 import os
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from controlplane.demo.house import Ports
@@ -16,6 +17,9 @@ from controlplane.demo.screen import hung, width
 from engine.load import BURST_LOAD, LENGTH_DIVISOR, OUTPUT_TOKENS_MAX, PROMPT_TOKENS_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
+# As `trimtab up` has them; engine, agent and receiver have none.
+PORT_SETTINGS = {name: f"TRIMTAB_{name.upper()}_PORT" for name in ("web", "otlp", "otlp_grpc")}
+LOWEST = {"otlp_grpc": 0}  # none
 MINUTES = 30.0
 QUIET_WINDOWS = 12  # control windows: 3 minutes at the normal pace
 ABOUT = "Control plane, engine, agent and load on this machine: watch the loop close."
@@ -49,9 +53,11 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "scenarios/NAME below it",
     )
     for name, number in vars(Ports()).items():
+        setting = PORT_SETTINGS.get(name, "")
         parser.add_argument(
-            port_option(name), type=port, default=number, metavar="PORT",
-            help=f"default: {number}",
+            port_option(name), type=partial(port, lowest=LOWEST.get(name, 1)),
+            default=os.environ.get(setting, str(number)),
+            metavar="PORT", help=f"default: {setting and f'{setting} or '}{number}",
         )  # fmt: skip
     chosen = parser.parse_args(argv)
     if chosen.scenario and chosen.trace:
@@ -144,7 +150,7 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def port(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: 1 to 65535")
+def port(text: str, lowest: int = 1) -> int:
+    if not text.isdecimal() or not lowest <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: {lowest} to 65535")
     return int(text)

@@ -161,7 +161,8 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             "kv-pool-halved",
             "Half of the blocks of a small KV pool are taken away.",
-            "Running requests are sent back; fewer are let run at once, or smaller blocks cut.",
+            "Running requests are sent back and others wait for memory; no knob is turned, as the "
+            "pool holds what it holds: the message says what would help.",
             events=(
                 Event("Half of the KV pool's blocks are taken away.", fault("kv_pool_halved")),
                 mended("A person gives the blocks back."),

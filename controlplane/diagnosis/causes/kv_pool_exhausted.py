@@ -2,7 +2,9 @@
 
 Runbook: docs/causes/kv_pool_exhausted.md. A paged pool loses nothing to gaps between its blocks; it
 is full because what runs needs more tokens than it has, or because the last block of each request
-is mostly empty. The first is cured by running fewer at once, the second by smaller blocks.
+is mostly empty. The second is cured by smaller blocks. No cap makes room for the first: an engine
+lets no more in than its pool holds. Running fewer wins back what is computed again for those sent
+back, and nothing else, so it is wished for only where that is worth the places given up.
 """
 
 from __future__ import annotations
@@ -34,9 +36,12 @@ from controlplane.diagnosis.cause import (
     score,
     several,
     shed_wishes,
+    step_time,
+    working,
 )
 
 BLOCK = "kv_block_size"
+STEPS = "engine:steps_total"
 FULL_MIN = 0.9  # used at the fullest moment
 GREW = 2.0  # preemptions a second, now over before
 BLOCKED_MIN = 0.5  # of the looks with a queue: memory, not the cap, keeps them waiting
@@ -44,28 +49,30 @@ LOOKS_MIN = 2  # one look at a queue may be chance
 AIM = 0.9  # of the pool: requests grow while they run
 WASTE_LARGER = 0.5  # most of the pool is empty ends of blocks
 WASTE_MIN = 0.1  # less of it is not worth a smaller block
+AGAIN_MIN = 0.1  # of the steps' time: less of it is not worth running fewer
 
 
 @dataclass(frozen=True)
 class Pool:
-    """`tokens` it holds, `per_request` of them in use half-way through a request, on average.
+    """`holds`: how many requests fill it, of the length of those who run; `tokens` each of them has
+    half-way through, of those that ended. None: not measured, or not known."""
 
-    `waste` is the share of a request's blocks that stays empty: half a block each, an estimate.
-    """
-
-    tokens: float
-    per_request: float
-    block: float
-
-    @property
-    def waste(self) -> float:
-        empty = (self.block - 1) / 2
-        return empty / (self.per_request + empty)
+    holds: float
+    tokens: float | None
+    block: float | None
 
     @property
     def fits(self) -> float:
         """Requests that run together without one being sent back."""
-        return AIM * self.tokens * (1 - self.waste) / self.per_request
+        return AIM * self.holds
+
+    @property
+    def waste(self) -> float | None:
+        """The share of a request's blocks that stays empty: half a block each, an estimate."""
+        if self.tokens is None or self.block is None:
+            return None
+        empty = (self.block - 1) / 2
+        return empty / (self.tokens + empty)
 
 
 class KvPoolExhausted:
@@ -85,8 +92,9 @@ class KvPoolExhausted:
             *_shrank_fact(scene),
             beyond_fact(scene, wanted=False),
         )
-        remedy, no_remedy = _remedy(scene, pool)
-        capacity = capacity_per_s(scene, pool.fits) if pool else None
+        again = _again(scene)
+        remedy, no_remedy = _remedy(scene, pool, again)
+        capacity = capacity_per_s(scene, pool.holds) if pool else None
         load = arrivals(scene).value
         beyond = capacity is not None and load is not None and load > capacity
         if beyond and capacity is not None:
@@ -97,6 +105,7 @@ class KvPoolExhausted:
             "preemptions_per_s": preempted.value,
             "fits": pool.fits if pool else None,
             "waste": pool.waste if pool else None,
+            "again": again,
             "capacity_per_s": capacity,
         }
         return Finding(
@@ -218,38 +227,74 @@ def _shrank_fact(scene: Scene) -> tuple[Fact, ...]:
 
 
 def _pool(scene: Scene) -> Pool | None:
-    """From the pool's size and the requests' lengths; from who runs in how much of it, else."""
-    block, blocks, tokens = scene.engine.number(BLOCK), scene.gauge(KV_BLOCKS).value, lengths(scene)
-    if block and blocks and tokens:
-        prompt, output = tokens
-        return Pool(block * blocks, prompt + output / 2, block)
+    """From who runs in how much of it: what a request takes is seen, whatever its length."""
     running, used = scene.gauge(RUNNING).value, scene.gauge(KV_USED).value
-    if running and used:
-        return Pool(running / used, 1.0, 1.0)  # in units of a request
-    return None
+    if not running or not used:
+        return None
+    tokens = lengths(scene)
+    half_way = tokens[0] + tokens[1] / 2 if tokens else None
+    return Pool(running / used, half_way, scene.engine.number(BLOCK))
 
 
-def _remedy(scene: Scene, pool: Pool | None) -> tuple[tuple[Wish, ...], str]:
+def _again(scene: Scene) -> float | None:
+    """Of the steps' time, the share spent on computing again what was sent back half-way.
+
+    Where no fit tells what a prompt's token costs, it is as if nothing else took time: the most it
+    can be.
+    """
+    sent_back, steps = scene.rate(PREEMPTIONS).value, scene.rate(STEPS).value
+    now, tokens, step = working(scene), lengths(scene), step_time(scene)
+    if sent_back is None or not steps or now is None or not now.prompt or tokens is None:
+        return None
+    again = sent_back / steps * (tokens[0] + tokens[1] / 2)
+    if step and step.healthy.trusted:
+        return min(1.0, step.healthy.b * again / now.step_s)
+    return min(1.0, again / now.prompt)
+
+
+def _remedy(scene: Scene, pool: Pool | None, again: float | None) -> tuple[tuple[Wish, ...], str]:
     """Smaller blocks first where the empty ends are the larger part, else fewer running."""
     cap = scene.engine.number(CAP)
     if pool is None or cap is None:
         return (), "how many requests the KV cache holds is not known"
     wishes = []
-    if pool.fits < cap:
-        fit = several(pool.fits, "request", "requests", ".0f")
-        why = f"the KV cache holds {fit} of this length without sending any back"
-        wishes.append(Wish(CAP, max(1.0, pool.fits), why))
-    if pool.waste >= WASTE_MIN and scene.engine.supports(BLOCK):
-        smaller = 2 * WASTE_MIN * pool.per_request + 1
-        why = f"about {pool.waste:.0%} of the KV cache is the empty end of somebody's last block"
-        place = 0 if pool.waste >= WASTE_LARGER else len(wishes)
+    if pool.fits < cap and (again is None or again >= AGAIN_MIN):
+        wishes.append(_fewer(pool, again))
+    waste = pool.waste
+    if waste is not None and waste >= WASTE_MIN and scene.engine.supports(BLOCK):
+        assert pool.tokens is not None
+        smaller = 2 * WASTE_MIN * pool.tokens + 1
+        why = f"about {waste:.0%} of the KV cache is the empty end of somebody's last block"
+        place = 0 if waste >= WASTE_LARGER else len(wishes)
         wishes.insert(place, Wish(BLOCK, smaller, why))
     if wishes:
         return tuple(wishes), ""
-    return (), (
-        f"the cap of {cap:g} is no more than the KV cache holds, and its blocks are filled: only a "
-        "larger pool or shorter requests help"
-    )
+    return (), _no_remedy(pool, cap, again)
+
+
+def _fewer(pool: Pool, again: float | None) -> Wish:
+    """Down to what fits, and not so far below that more is lost than is won back."""
+    fit = several(pool.fits, "request", "requests", ".0f")
+    why = f"the KV cache holds {fit} of this length without sending any back"
+    if again is None:
+        return Wish(CAP, max(1.0, pool.fits), why)
+    why += f", and {again:.0%} of the steps' time goes to computing again what was sent back"
+    lowest = max(1.0, math.ceil((1 - again) * pool.fits))
+    return Wish(CAP, max(1.0, pool.fits), why, limit=lowest)
+
+
+def _no_remedy(pool: Pool, cap: float, again: float | None) -> str:
+    """Why no knob helps: what waits has no room, whoever is let in."""
+    if pool.fits >= cap:
+        told = f"the cap of {cap:g} is no more than the KV cache holds"
+    else:
+        hold = several(pool.holds, "request", "requests", ".0f")
+        told = (
+            f"the KV cache holds about {hold} whatever the cap of {cap:g}, and only {again:.0%} of "
+            "the steps' time goes to computing again what was sent back: fewer at once would serve "
+            "fewer"
+        )
+    return f"{told}; its blocks are filled: only a larger pool or shorter requests help"
 
 
 def _because(scene: Scene, used: Track, preempted: Track) -> str:

@@ -13,6 +13,7 @@ from controlplane.actions.models import Action, Mode, State
 from controlplane.actions.orders import OrderError, action_clear, action_rollback, verbs_open
 from controlplane.actions.policy import undo_failed
 from controlplane.actions.selectors import sentence, undos_failed
+from controlplane.actions.telling import stops_of
 from tests.controlplane.actions.test_interleavings import World
 from tests.controlplane.actions.test_orders import ask, mode, trial, until
 from tests.controlplane.actions.test_propose import propose
@@ -83,6 +84,46 @@ def test_a_person_may_change_the_engine_meanwhile(world: World, failed: Action) 
     until(world, order, State.VERIFIED)
     assert world.plant.values["max_num_seqs"] == 24
     assert undo_failed(world.engine), "a change is no look"
+
+
+def lost(world: World) -> Action:
+    """A change whose answer the agent never got; the engine may have been told anything since."""
+    action, said = propose(world)
+    assert action is not None, said
+    world.reconcile()
+    world.sync()
+    world.node.adapter.lose_next_answer = True
+    world.node.guard.step()
+    assert world.plant.values["max_num_seqs"] == 32
+    return action
+
+
+def test_a_change_nobody_can_say_was_made_waits_for_a_person_too(world: World) -> None:
+    action = lost(world)
+    world.plant.apply({"max_num_seqs": 12}, by="person")
+    until(world, action, State.ROLLBACK_FAILED)
+    assert "indeterminate after a lost answer: changed by hand since" in sentence(action)
+    (stop,) = stops_of(world.tenant, world.now)
+    assert (stop["about"], set(stop["links"])) == (action.pk, {"clear"})
+
+
+def test_also_where_it_was_asked_to_be_undone_before_the_agent_was_heard_of(world: World) -> None:
+    action = lost(world)
+    world.plant.apply({"max_num_seqs": 12}, by="person")
+    world.tick(60)
+    world.reconcile()
+    action.refresh_from_db()
+    assert action.state == State.ROLLING_BACK
+    until(world, action, State.ROLLBACK_FAILED)
+    assert world.plant.values["max_num_seqs"] == 12
+
+
+def test_where_the_engine_runs_what_it_did_before_there_is_nothing_to_look_at(world: World) -> None:
+    action = lost(world)
+    world.plant.apply({"max_num_seqs": 8}, by="person")
+    until(world, action, State.FAILED)
+    assert sentence(action).startswith("Could not change max_num_seqs from 8 to 32 on engine-0")
+    assert stops_of(world.tenant, world.now) == []
 
 
 def test_a_standing_proposal_falls_with_it(world: World) -> None:

@@ -42,6 +42,20 @@ def test_a_wrong_command_line_says_what_is_allowed(
     assert words in capsys.readouterr().err
 
 
+def test_a_port_is_where_the_control_planes_setting_has_it_unless_its_option_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIMTAB_WEB_PORT", "9000")
+    monkeypatch.setenv("TRIMTAB_OTLP_GRPC_PORT", "0")
+    chosen = options([])
+    assert (chosen.web_port, chosen.otlp_port, chosen.otlp_grpc_port) == (9000, 4318, 0)
+    assert options(["--web-port", "9001"]).web_port == 9001
+    monkeypatch.setenv("TRIMTAB_OTLP_PORT", "abc")
+    with pytest.raises(SystemExit, match="2"):
+        options([])
+    assert "--otlp-port: got 'abc', allowed: 1 to 65535" in capsys.readouterr().err
+
+
 def test_the_quiet_is_as_many_control_windows_at_either_pace(tmp_path: Path) -> None:
     assert options(["--home", str(tmp_path)]).quiet_min == 3
     assert options(["--pace", "fast"]).quiet_min == 0.75

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,15 +146,44 @@ def test_a_slowed_engine_is_not_blamed_on_its_batch() -> None:
     assert found.score < SCORE_MIN, [f.sentence for f in found.evidence]
 
 
-def test_fewer_run_at_once_when_the_pool_does_not_hold_them() -> None:
-    engine = plant(cap=64, rate=12.0, output=60, kv_tokens=4000)
-    trouble(engine, output=240, prompt=160)
+def crowded(cap: int, **mechanics: Any) -> Plant:
+    """Answers have become longer than the pool holds those of."""
+    engine = plant(cap=cap, rate=6.0, output=60, kv_tokens=4000, **mechanics)
+    return trouble(engine, output=400)
+
+
+def served_per_s(engine: Plant) -> float:
+    """In the four minutes after those that a scene shows."""
+    before, at = engine.counters["vllm:request_success_total"], engine.t
+    engine.run_until(at + 240)
+    return (engine.counters["vllm:request_success_total"] - before) / 240
+
+
+def test_fewer_run_where_what_is_sent_back_costs_more_than_the_places_given_up() -> None:
+    engine = crowded(64, b=0.0002)
     found = examine("kv_pool_exhausted", engine, TTFT)
     assert found.score >= 0.9, refuted_by(found)
     assert "running requests a second were sent back" in found.because
-    wish = found.remedy[0]
+    assert found.facts["again"] > 0.1
+    (wish,) = found.remedy
     assert wish.knob == "max_num_seqs"
-    assert wish.to == pytest.approx(0.9 * 4000 / (160 + 240 / 2 + 7.5), rel=0.1)
+    assert wish.limit is not None
+    assert wish.limit <= wish.to <= wish.limit / (1 - found.facts["again"])
+    served = served_per_s(engine)
+    for cap in (round(wish.to), round(wish.limit)):
+        assert served_per_s(crowded(cap, b=0.0002)) > 1.05 * served
+    assert served_per_s(crowded(8, b=0.0002)) < served, "the rung below, which the limit forbids"
+
+
+def test_nobody_is_kept_out_where_computing_again_costs_next_to_nothing() -> None:
+    """The pool lets in no more than it holds, whatever the cap; a lower one leaves it unused."""
+    engine = crowded(64)
+    found = examine("kv_pool_exhausted", engine, TTFT)
+    assert found.score >= 0.9, refuted_by(found)
+    assert found.remedy == ()
+    assert "fewer at once would serve fewer" in found.no_remedy
+    assert "only a larger pool or shorter requests help" in found.no_remedy
+    assert served_per_s(crowded(8)) < served_per_s(engine)
 
 
 def test_smaller_blocks_come_first_when_the_pool_is_mostly_their_empty_ends() -> None:
