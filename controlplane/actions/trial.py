@@ -22,6 +22,9 @@ from tracing.types import Grid, Reader, Signal
 # The newest windows before the change: more of them would compare with the way into the incident.
 BEFORE_WINDOWS_MAX = 4
 AFTER_WINDOWS_MAX = 20
+# Windows count that start so much of a window too early: an order comes just after an edge, as the
+# passes do, so the window skipped is that of the change itself, and not the whole next one as well.
+EARLY = 0.25
 # A queue is going down while it is this much shorter than it ever was since the change: it comes
 # and goes, and a comparison with the window before would see it fall again and again.
 FALLING = 0.9
@@ -136,17 +139,19 @@ def _guards(
 def _samples(
     action: Action, objective: Objective, reader: Reader, gone_at: datetime
 ) -> tuple[verify.Sample, verify.Sample]:
-    """The engine's control windows before the change, and those of the trial from `gone_at` on."""
+    """The engine's control windows before the change, and those of the trial from `gone_at` on,
+    give or take EARLY of one."""
     assert action.applied_at is not None
     rows = Reading.objects.filter(
         objective=objective, scope=action.engine.name, signal=Signal.OK
     ).order_by("-window_end")
     since = _before_since(action)
+    first = gone_at - timedelta(seconds=EARLY * settings.TRIMTAB_CONTROL_WINDOW_S)
     old = rows.filter(window_end__gt=since, window_end__lte=action.applied_at)
     new = rows.filter(window_end__gt=gone_at, window_end__lte=_over_at(action))
     return (
         _sample(list(old[:BEFORE_WINDOWS_MAX]), action, reader),
-        _sample([r for r in new[:AFTER_WINDOWS_MAX] if _start(r) >= gone_at], action, reader),
+        _sample([r for r in new[:AFTER_WINDOWS_MAX] if _start(r) >= first], action, reader),
     )
 
 

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.demo.scenarios import LONG_PROMPT_TOKENS, SCENARIOS, Scenario
+from controlplane.demo.scenarios import (
+    ASKED_TOKENS,
+    LONG_PROMPT_TOKENS,
+    SCENARIOS,
+    TOLD_TOKENS,
+    Scenario,
+)
 from controlplane.diagnosis.cause import causes
 from engine.load import PROMPT_TOKENS_MAX, Request
 from engine.replay import Replayer
@@ -48,6 +54,11 @@ def test_the_quiet_is_plain_traffic_and_the_load_shifts_after_it(scenario: Scena
     assert max(r.prompt_tokens for r in quiet) <= PROMPT_TOKENS_MAX
     long = sum(r.prompt_tokens == LONG_PROMPT_TOKENS for r in shifted)
     assert long / len(shifted) == pytest.approx(scenario.long_prompts, abs=0.07)
+
+
+def test_a_load_bound_by_decode_asks_little_and_is_told_much() -> None:
+    asked = SCENARIOS["capture-lost"].requests(1, 50.0, 60.0, 60.0)
+    assert {(r.prompt_tokens, r.output_tokens) for r in asked} == {(ASKED_TOKENS, TOLD_TOKENS)}
 
 
 def test_an_overload_comes_in_tiers() -> None:
