@@ -84,8 +84,10 @@ class Scenario:
         shifted = bursts(seed, story_s, rate) if self.in_bursts else [(story_s, rate)]
         plain = arrivals(seed, [(quiet_s, self.calm * capacity), *shifted], name=self.name)
         if self.decode_bound:
-            decoding = {"prompt_tokens": ASKED_TOKENS, "output_tokens": TOLD_TOKENS}
-            plain = [replace(request, **decoding) for request in plain]
+            plain = [
+                replace(each, prompt_tokens=ASKED_TOKENS, output_tokens=TOLD_TOKENS)
+                for each in plain
+            ]
         rng = np.random.default_rng([seed, 2])
         long = rng.random(len(plain)) < self.long_prompts
         tiers = _drawn(rng, self.tiers, len(plain))
