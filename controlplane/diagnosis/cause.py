@@ -35,7 +35,7 @@ from controlplane.diagnosis.facts import (
     traffic_fact,
 )
 from controlplane.diagnosis.finding import INFEASIBLE, Finding, Wish
-from controlplane.diagnosis.relief import engines_more, shed_wishes
+from controlplane.diagnosis.relief import drain_s, engines_more, kept_per_s, shed_wishes
 from controlplane.diagnosis.scene import (
     METRIC_OF,
     STEPS_PER_WINDOW,
@@ -96,10 +96,12 @@ __all__ = [
     "ceiling_per_s",
     "counts_requests",
     "demand_grew",
+    "drain_s",
     "eager_share",
     "engines_more",
     "follows_from_slowness",
     "gettext_noop",
+    "kept_per_s",
     "label",
     "lengths",
     "mean",

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 
+from controlplane.diagnosis.capacity import WAITING
 from controlplane.diagnosis.demand import ARRIVALS, arrivals
 from controlplane.diagnosis.finding import Wish
-from controlplane.diagnosis.scene import Scene
+from controlplane.diagnosis.scene import STEPS_PER_WINDOW, Scene, percentile
 
 SHED_KNOB = "shed_below_priority"
 SHED_MAX = 2  # high and realtime are never turned away by themselves
@@ -40,6 +41,23 @@ def shed_wishes(scene: Scene, capacity: float) -> tuple[tuple[Wish, ...], str]:
     turned = _below(rates, target, at_least=now)
     why = f"{turned:.3g} of {served:.3g} requests a second have a priority below {target}"
     return (Wish(SHED_KNOB, target, why, limit=target),), ""
+
+
+def kept_per_s(scene: Scene, threshold: float) -> float:
+    """Requests per second that arrive with a priority of at least the threshold."""
+    return sum(rate for level, rate in _rates(scene).items() if level >= threshold)
+
+
+def drain_s(scene: Scene, spare_per_s: float) -> float | None:
+    """Seconds until those who wait now are served, so many more a second than arrive.
+
+    What a remedy inherits: until then its effect cannot be seen. Now is the last window: a single
+    look may fall between two crowds.
+    """
+    waiting = percentile(scene.steps(WAITING)[-STEPS_PER_WINDOW:], 1)
+    if waiting is None or spare_per_s <= 0:
+        return None
+    return waiting / spare_per_s
 
 
 def engines_more(scene: Scene, capacity: float) -> int:

@@ -8,6 +8,7 @@ turn away the low tiers, if there are any, and ask for engines.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from controlplane.diagnosis.cause import (
     BUSY,
@@ -21,8 +22,10 @@ from controlplane.diagnosis.cause import (
     beyond_fact,
     ceiling_per_s,
     counts_requests,
+    drain_s,
     engines_more,
     gettext_noop,
+    kept_per_s,
     mean,
     measured,
     score,
@@ -66,6 +69,7 @@ class LoadBeyondCapacity:
             "capacity_per_s": capacity,
             "engines": scene.engine.engines,
             "engines_more": more,
+            "drain_s": _drain_s(scene, capacity, remedy),
         }
         return Finding(
             self.slug,
@@ -154,6 +158,13 @@ def _served_fact(scene: Scene) -> Fact:
         threshold=load,
         weight=0.5,
     )
+
+
+def _drain_s(scene: Scene, capacity: float | None, remedy: Sequence[Wish]) -> float | None:
+    """Seconds until the queue is served with the low tiers turned away; None: it stays."""
+    if not capacity or not remedy:
+        return None
+    return drain_s(scene, capacity - kept_per_s(scene, float(remedy[0].to)))
 
 
 def _ask(scene: Scene, more: int) -> str:

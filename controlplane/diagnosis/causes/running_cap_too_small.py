@@ -18,7 +18,6 @@ from controlplane.diagnosis.cause import (
     PREEMPTIONS,
     QUEUE_TIME,
     RUNNING,
-    STEPS_PER_WINDOW,
     WAITING,
     WORD_OF,
     Fact,
@@ -30,6 +29,7 @@ from controlplane.diagnosis.cause import (
     arrivals,
     beyond_fact,
     demand_grew,
+    drain_s,
     gettext_noop,
     mean,
     measured,
@@ -74,7 +74,7 @@ class RunningCapTooSmall:
             "waiting": waiting.value,
             "queue_share": evidence[2].value,
             "kv_used": kv.value,
-            "drain_s": _drain_s(scene),
+            "drain_s": drain_s(scene, SPARE * (arrivals(scene).value or 0.0)),
         }
         total = score(evidence)
         return Finding(
@@ -251,19 +251,6 @@ def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...
         why += f"; graphs are captured for {graph:.0f}"
     limit = min(held, graph)
     return (Wish(CAP, want, why, limit=limit if limit < math.inf else None),), ""
-
-
-def _drain_s(scene: Scene) -> float | None:
-    """Seconds until those who wait now are served, should the remedy leave SPARE to spare.
-
-    What a remedy inherits: until then its effect cannot be seen. Now is the last window: a single
-    look may fall between two crowds.
-    """
-    waiting = percentile(scene.steps(WAITING)[-STEPS_PER_WINDOW:], 1)
-    load = arrivals(scene).value
-    if waiting is None or not load:
-        return None
-    return waiting / (SPARE * load)
 
 
 def _because(scene: Scene, cap: float | None, running: Track, waiting: Track) -> str:

@@ -244,6 +244,8 @@ def test_a_load_beyond_capacity_turns_the_low_tiers_away_and_says_how_many_engin
     assert (wish.knob, wish.to) == ("shed_below_priority", 1)
     assert "priority below 1" in wish.why
     assert found.facts["engines_more"] == 1
+    spare = found.facts["capacity_per_s"] - 0.5 * found.facts["arrivals_per_s"]
+    assert found.facts["drain_s"] == pytest.approx(len(engine.waiting) / spare, rel=0.2)
     assert "1 engine serves chat, and it needs 1 more like engine-0" in found.because
 
 
