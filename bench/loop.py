@@ -209,7 +209,7 @@ def main() -> int:
     parser.add_argument("--calm", type=float, default=burst.calm, help="share of capacity, before")
     parser.add_argument("--load", type=float, default=burst.load, help="share of capacity, after")
     parser.add_argument("--quiet-s", type=float, default=5)
-    parser.add_argument("--shift-s", type=float, default=70)
+    parser.add_argument("--shift-s", type=float, default=68)
     parser.add_argument("--screen-s", type=float, default=5)
     parser.add_argument("--norms", action="store_true", help="the default times (longer runs)")
     parser.add_argument("--json", type=Path, help="write the ratios here")
