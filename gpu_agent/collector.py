@@ -65,7 +65,7 @@ class Collector:
 
 
 def until_due_s(now_s: float, scrape_s: float, early_s: float) -> float:
-    """Seconds from `now_s` (unix) to the next reading, `early_s` before a multiple of it."""
+    """Seconds from `now_s` (unix) to the next reading, `early_s` before a multiple of a scrape."""
     ahead_s = now_s + early_s
     place = math.floor(ahead_s / scrape_s + APART_MIN) + 1
     return place * scrape_s - ahead_s

@@ -2,8 +2,8 @@
 
 Windows are aligned to the epoch, and agents read their engines just before each edge. A window is
 judged once each engine that is not stale was heard of at its end, and at the latest once its data
-had time to arrive (one scrape and 1.5 s). With every
-new window the last 8 are read again, and their rows amended.
+had time to arrive (one scrape and 1.5 s). With every new window the last 8 are read again, and
+their rows amended.
 What was missed within the last 8 h is made up for, at most 240 windows a pass: a control plane that
 slept reads on from where it stopped, and a gap that has ended is read again, because a spool
 replays it.

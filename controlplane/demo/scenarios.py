@@ -163,7 +163,7 @@ SCENARIOS: dict[str, Scenario] = {
                 Event("The captured graphs are dropped.", fault("capture_lost")),
                 mended("A person mends the engine: graphs are captured again."),
             ),
-            # CALM is two thirds of what it decodes so, and no less than it does without graphs.
+            # At more load promises broke before the fault; at CALM it was felt in most plays.
             decode_bound=True,
             cause="graph_capture_lost",
         ),

@@ -180,7 +180,7 @@ def diagnosis_note(
 def diagnosis_confirm(*, incident: Incident, cause: str, acted_at: datetime) -> None:
     """Marks the explanation a kept change was made for; idempotent.
 
-    Once the incident is over it is the one told, also when what was left could not be explained.
+    It stays the one told when what is left after the change cannot be explained.
     """
     known = incident.diagnoses.filter(made_at__lte=acted_at)
     acted_on = next((diagnosis for diagnosis in known if cause in diagnosis.causes), None)
