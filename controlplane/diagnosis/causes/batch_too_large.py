@@ -37,6 +37,9 @@ HEAVY = 0.1  # of the long steps, so many take longer than the one that is recko
 LIGHT = 0.01  # of the steps: what one takes with next to no tokens
 LOADED = 0.9  # of the steps without a prompt: what one takes with many running
 AIM = 0.9  # aim a little below the objective's threshold
+# Lower with prompts: the last tokens of a long one take longer than the mean, and short ones become
+# no smaller than they are. Played, a chunk that was to end at 0.9 left three quarters and more.
+PROMPT_AIM = 0.8
 REACH = 0.25  # of a knob's value: no action takes it farther down, two rungs of half each
 LONGEST = 0.99  # of the prompts are no longer than the one that is reckoned with
 STEPS_MIN = 5  # fewer steps say nothing
@@ -217,13 +220,13 @@ def _smaller_prefill(scene: Scene, long: Long) -> tuple[tuple[Wish, ...], str]:
     A prompt takes as many more steps as its share of each is smaller, and each that still is too
     long gives every running request a gap that is: half the way does harm.
     """
-    room = AIM * long.threshold_s - long.plain_s
+    room = PROMPT_AIM * long.threshold_s - long.plain_s
     if room <= 0:
         return (), f"a step without any prompt token would still take {ms(long.plain_s)}"
     wishes = (*_smaller_budget(scene, long, room), *_smaller_chunk(scene, long, room))
     if not wishes:
         return (), "the engine has no knob for the prompt tokens of a step"
-    near = tuple(w for w in wishes if w.to >= REACH * (scene.engine.number(w.knob) or 0.0))
+    near = tuple(w for w in wishes if float(w.to) >= REACH * (scene.engine.number(w.knob) or 0.0))
     wanted = " or ".join(f"{wish.knob} at {wish.to:.0f} at most" for wish in wishes)
     no_remedy = (
         f"it takes {wanted}, which is farther than one action goes, and smaller steps that are "
@@ -236,7 +239,7 @@ def _smaller_budget(scene: Scene, long: Long, room: float) -> tuple[Wish, ...]:
     if scene.engine.number(BUDGET) is None or not long.token_s:
         return ()
     fits = long.running + room / long.token_s
-    why = f"a step of {fits:.0f} tokens takes {ms(AIM * long.threshold_s)}"
+    why = f"a step of {fits:.0f} tokens takes {ms(PROMPT_AIM * long.threshold_s)}"
     # A budget below the running requests would starve decode.
     return (Wish(BUDGET, fits, why, limit=long.running),)
 
@@ -252,7 +255,7 @@ def _smaller_chunk(scene: Scene, long: Long, room: float) -> tuple[Wish, ...]:
     longest = prompts.quantile(LONGEST) if prompts else None
     most = long.prefill_s / long.token_s if long.token_s else math.inf
     share = min(1.0, room / long.prefill_s)
-    why = f"a step with {share:.0%} of the prompt tokens takes {ms(AIM * long.threshold_s)}"
+    why = f"a step with {share:.0%} of the prompt tokens takes {ms(PROMPT_AIM * long.threshold_s)}"
     return (Wish(CHUNK, share * min(chunk, most, longest or math.inf), why),)
 
 
