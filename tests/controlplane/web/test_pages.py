@@ -13,8 +13,8 @@ from django.urls import reverse
 
 from controlplane.accounts import throttle
 from controlplane.actions.models import Action, State
-from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.services import diagnosis_note
+from controlplane.diagnosis.models import Diagnosis, Incident
+from controlplane.diagnosis.services import diagnosis_confirm, diagnosis_note
 from controlplane.fleet.models import Node
 from controlplane.fleet.services import sync
 from controlplane.web.forms import TRIES_PER_MIN
@@ -232,6 +232,31 @@ def test_incident_tells_every_attempt_and_when_the_next_may_come(ada: Any, full:
     last = found.actions.latest("created_at")
     found.actions.filter(pk=last.pk).update(state=State.ROLLBACK_FAILED)
     assert steps()[-2:] == [("rollback failed", ""), ("wait for a person", "")]
+
+
+def test_incident_tells_what_the_newest_look_found_whatever_was_cured(
+    ada: Any, full: World
+) -> None:
+    found, first = Incident.objects.get(), Action.objects.get()
+    at = found.opened_at
+    end(first, State.VERIFIED, at + timedelta(seconds=60))
+    diagnosis_confirm(incident=found, cause=first.cause, acted_at=at + timedelta(seconds=60))
+    second = act(full, found, at + timedelta(seconds=70), State.ROLLED_BACK)
+    newest = explain(full, found, at + timedelta(seconds=180))
+    Diagnosis.objects.filter(pk=newest.pk).update(cause="unknown")
+    reason = "the cause is not known, so nothing is changed"
+    diagnosis_note(diagnosis=newest, no_action=reason)
+    client = ada(full)
+    said = text(client.get("/?part=story"))
+    assert "what goes on since is not explained" in said
+    assert "The cause is not known, so nothing is changed." in said
+    assert "look again" not in said, "it has looked"
+    end(second, State.VERIFIED, at + timedelta(seconds=150))
+    assert "The cause is not known, so nothing is changed." in text(client.get("/?part=story"))
+    Diagnosis.objects.filter(pk=newest.pk).update(cause=first.cause)
+    until = at + timedelta(seconds=330)
+    diagnosis_note(diagnosis=newest, no_action="just tried this way", next_try_at=until)
+    assert "next try from <time" in text(client.get("/?part=story"))
 
 
 def test_incident_says_when_no_window_of_a_trial_counted(ada: Any, full: World) -> None:
