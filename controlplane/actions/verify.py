@@ -130,6 +130,7 @@ def verdict(
     price is told and paid: undoing 33 % of late first tokens for 1.4 % of slow ones helps nobody.
     """
     look = len(after.windows) - WINDOWS_MIN + 1
+    looks = max(looks, look)  # one more where the last comes late
     if not before.enough or not after.enough:
         which, sample = ("before", before) if not before.enough else ("after", after)
         windows = several(len(sample.windows), "window", "windows")
