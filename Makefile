@@ -62,13 +62,11 @@ clean: stop ## forget the demo's state (var/), unless TRIMTAB_HOME names another
 	  rm -rf var; echo 'Removed var/. Left: .venv, node_modules.'; \
 	else echo 'Removed nothing. Left: $(TRIMTAB_HOME) (TRIMTAB_HOME), var/, .venv, node_modules.'; fi
 
-$(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo 'No $(PYTHON). On Debian: apt-get install python3 python3-venv'; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Trimtab needs Python 3.11 or newer; this is %s (%s). Try: make $(MAKECMDGOALS) PYTHON=python3.11" % (sys.version.split()[0], sys.executable))'
-	@echo '· Python environment in .venv'
-	@$(PYTHON) -m venv .venv || { rm -rf .venv; echo 'No venv module. On Debian: apt-get install python3-venv'; exit 1; }
+# pip is the last that is put there: an environment without it was never finished.
+$(BIN)/pip:
+	@./venv.sh $(PYTHON) $(firstword $(MAKECMDGOALS))
 
-$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
+$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo '· Python packages (torch is the large one)'
 	@$(PIP) -e '.[engine]'
 	@touch $@
@@ -81,15 +79,15 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/python
 # Compiled once for a machine; an engine that does not find it has it made while it serves.
 $(STEP): $(addprefix engine/,exec/build.py exec/compiled.py exec/decode.py kv/pool.py models/llama.py) | $(RUNTIME)
 	@echo "· the engine's decode step, compiled (half a minute, once)"
-	@$(BIN)/python -m engine.exec.build
-	@touch $@
+	@if $(BIN)/python -m engine.exec.build; then touch $@; \
+	else echo 'Going on without it: decode steps take half as long again.'; fi
 
-$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+$(DEV): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo '· Python packages, with those for development'
 	@$(PIP) -e '.[engine,dev]'
 	@touch $@ $(RUNTIME)
 
-$(NODE): package.json package-lock.json
+$(NODE): package.json package-lock.json | $(BIN)/pip
 	@echo '· front-end files'
 	@./fetch.sh npm ci --loglevel error
 	@touch $@

@@ -110,7 +110,8 @@ class Workshop:
 
     def find(self) -> Compiled | None:
         """The compiled step, loaded and proved; None where there is none, or none to be used."""
-        if self.found is None and self.path is not None and self.path.exists():
+        # Not Path.exists, which raises where the folder may not be read.
+        if self.found is None and self.path is not None and os.path.exists(self.path):
             began = time.monotonic()
             try:
                 self.found = Compiled(self.path, self.model)
@@ -182,7 +183,13 @@ def main() -> int:
         )
         return 0
     shape = options.shape or SHAPES[options.model]
-    seconds = build(options.folder, shape, options.threads)
+    try:
+        seconds = build(options.folder, shape, options.threads)
+    except OSError as error:
+        sys.exit(
+            f"Cannot keep compiled decode steps in {options.folder}: {error.strerror or error}. "
+            "Set XDG_CACHE_HOME to a folder that may be written to."
+        )
     if seconds:
         sys.stdout.write(f"compiled the decode step of {options.model} in {seconds:.0f} s\n")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -202,10 +203,28 @@ def test_what_cannot_be_compiled_is_told_and_not_tried_again(
     for _ in range(2):
         workshop.order(lambda _: pytest.fail("there is nothing to hand over"))
     until = time.monotonic() + WORKER_S_MAX
-    while "the decode step was not compiled: NotADirectoryError" not in caplog.text:
+    while "the decode step was not compiled: Cannot keep compiled" not in caplog.text:
         assert time.monotonic() < until
         time.sleep(0.05)
     workshop.close()
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_to_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.exec.build", "--shape", json.dumps(asdict(TINY))],
+        cwd=ROOT,
+        env={**os.environ, "HOME": str(tmp_path / "file"), "XDG_CACHE_HOME": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"Cannot keep compiled decode steps in {tmp_path}/file/.cache/trimtab: Not a directory. "
+        "Set XDG_CACHE_HOME to a folder that may be written to.\n"
+    )
 
 
 def test_without_a_compiler_a_graph_is_replayed_and_that_is_told(
