@@ -58,9 +58,15 @@ words: $(DEV) ## collect the strings of pages into locale/, name those without a
 
 # Only what `make run` makes by itself: a home somebody has named may hold more than a demo's state.
 clean: stop ## forget the demo's state (var/), unless TRIMTAB_HOME names another home
-	@if [ "$(abspath $(or $(TRIMTAB_HOME),var))" = "$(abspath var)" ]; then \
-	  rm -rf var; echo 'Removed var/. Left: .venv, node_modules.'; \
-	else echo 'Removed nothing. Left: $(TRIMTAB_HOME) (TRIMTAB_HOME), var/, .venv, node_modules.'; fi
+	@removed=nothing home=''; \
+	if [ "$(abspath $(or $(TRIMTAB_HOME),var))" != "$(abspath var)" ]; then \
+	  home='$(TRIMTAB_HOME) (TRIMTAB_HOME)'; \
+	elif [ -e var ]; then rm -rf var; removed=var/; fi; \
+	left="$$home"; \
+	for each in var/ .venv node_modules "$${XDG_CACHE_HOME:-$${HOME:-}/.cache}/trimtab"; do \
+	  if [ -e "$$each" ]; then left="$${left:+$$left, }$$each"; fi; \
+	done; \
+	echo "Removed $$removed.$${left:+ Left: $$left.}"
 
 # pip is the last that is put there: an environment without it was never finished.
 $(BIN)/pip:

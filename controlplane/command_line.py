@@ -91,8 +91,8 @@ def _token(command: argparse.ArgumentParser) -> None:
     verbs = Verbs(command)
     add = verbs.add("create", "make a token and print its secret, which is shown this once")
     add(
-        "--kind", choices=["ingest", "agent", "api"], default="ingest",
-        help="what it opens: the telemetry door (default), the agents' door, or the REST API",
+        "--kind", choices=["ingest", "agent", "api"], required=True,
+        help="what it opens: the telemetry door, the agents' door, or the REST API",
     )  # fmt: skip
     add(
         "--scope", action="append", choices=["read", "write", "act"],

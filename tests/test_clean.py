@@ -9,15 +9,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def clean(folder: Path, **env: str) -> str:
-    """What was said, in a copy that was never set up, with a state of its own in var/."""
+def clean(folder: Path, *there: str, **env: str) -> str:
+    """What was said, in a copy with a state of its own in var/ and what else is to be `there`."""
     (folder / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
-    (folder / "var").mkdir()
+    for name in ("var", *there):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    return again(folder, **env)
+
+
+def again(folder: Path, **env: str) -> str:
     without_home = {name: value for name, value in os.environ.items() if name != "TRIMTAB_HOME"}
     return subprocess.run(
         ["make", "clean"],
         cwd=folder,
-        env={**without_home, **env},
+        env={**without_home, "XDG_CACHE_HOME": str(folder / "cache"), **env},
         capture_output=True,
         text=True,
         check=True,
@@ -26,8 +31,14 @@ def clean(folder: Path, **env: str) -> str:
 
 
 def test_the_demos_own_state_is_forgotten(tmp_path: Path) -> None:
-    assert "Removed var/. Left: .venv, node_modules." in clean(tmp_path)
+    assert clean(tmp_path).endswith("\nRemoved var/.\n")
     assert not (tmp_path / "var").exists()
+    assert again(tmp_path).endswith("\nRemoved nothing.\n")
+
+
+def test_what_is_left_is_named_where_it_is_there(tmp_path: Path) -> None:
+    said = clean(tmp_path, ".venv", "node_modules", "cache/trimtab")
+    assert f"Removed var/. Left: .venv, node_modules, {tmp_path}/cache/trimtab." in said
 
 
 def test_a_home_that_is_var_by_name_is_the_demos_own_too(tmp_path: Path) -> None:

@@ -31,3 +31,13 @@ def test_a_token_is_made_listed_under_a_heading_and_revoked(
     assert capsys.readouterr().out.endswith("  revoked\n")
     assert cli.main(["token", "revoke", "--prefix", made.prefix]) == 1
     assert "names 0 live tokens" in capsys.readouterr().err
+
+
+def test_what_a_token_opens_is_never_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["token", "create"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "--kind {ingest,agent,api}" in said
+    assert "required: --kind" in said
+    assert not Token.objects.exists()
