@@ -20,12 +20,13 @@ from typing import Any, NoReturn
 from django.core.exceptions import ImproperlyConfigured
 
 from controlplane import declare
-from controlplane.client import Client, Stop, stranger
+from controlplane.client import Client, Stop, check_address, stranger
 from controlplane.columns import table
 from controlplane.command_line import parser
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
+ADDRESS = "address"  # in TRIMTAB_HOME while its control plane runs: where
 UNREAD = 141  # as a shell has it of who was ended by SIGPIPE
 DAEMONS = {"demo": "controlplane.demo", "agent": "gpu_agent", "engine": "engine"}
 
@@ -114,7 +115,12 @@ def up(options: argparse.Namespace) -> None:
     )
     print(f"Sign in as {login.name}; the password is in {login.path}", flush=True)
     server = uvicorn.Server(config)
-    server.run(sockets=sockets)
+    kept = settings.TRIMTAB_HOME / ADDRESS
+    kept.write_text(f"{settings.TRIMTAB_PUBLIC_URL}\n")
+    try:
+        server.run(sockets=sockets)
+    finally:
+        kept.unlink(missing_ok=True)
     if not server.started:
         raise Stop("the control plane could not start; the reason stands above")
 
@@ -141,14 +147,38 @@ def client_of(options: argparse.Namespace) -> Client:
     neither need be said, with the token of this machine."""
     url = options.url or os.environ.get("TRIMTAB_PUBLIC_URL")
     token = os.environ.get("TRIMTAB_API_TOKEN")
+    if url:
+        check_address(url)
     if not (url and token):
+        os.environ["TRIMTAB_HOME"] = str(home_that_runs())
         home = open_home()
-        from django.conf import settings
-
         from controlplane.accounts.first_run import token_for_cli
 
-        url, token = url or settings.TRIMTAB_PUBLIC_URL, token or token_for_cli(home)
+        url, token = url or address(home), token or token_for_cli(home)
     return Client(url, token)
+
+
+def home_given() -> Path:
+    return Path(os.environ.get("TRIMTAB_HOME", Path(__file__).resolve().parent.parent / "var"))
+
+
+def home_that_runs() -> Path:
+    """TRIMTAB_HOME, or that of a scenario below it where the demo plays one."""
+    kept = [home_given() / ADDRESS, *home_given().glob(f"scenarios/*/{ADDRESS}")]
+    newest = max(
+        filter(os.path.exists, kept), key=lambda path: path.stat().st_mtime, default=kept[0]
+    )
+    return newest.parent
+
+
+def address(home: Path) -> str:
+    """Where the control plane over this home runs, unless a setting names another port."""
+    from django.conf import settings
+
+    kept = home / ADDRESS
+    if "TRIMTAB_WEB_PORT" in os.environ or not kept.exists():
+        return str(settings.TRIMTAB_PUBLIC_URL)
+    return kept.read_text().strip()
 
 
 def promise(options: argparse.Namespace) -> None:
@@ -299,8 +329,7 @@ def audit(options: argparse.Namespace) -> None:
 
 def stop(options: argparse.Namespace) -> None:
     """Ends the processes recorded in TRIMTAB_HOME/run, if they are still those processes."""
-    home = Path(os.environ.get("TRIMTAB_HOME", Path(__file__).resolve().parent.parent / "var"))
-    hand_over("controlplane.demo.processes", [str(home)])
+    hand_over("controlplane.demo.processes", [str(home_given())])
 
 
 RUN: dict[str, Callable[[argparse.Namespace], int | None]] = {

@@ -75,6 +75,19 @@ class Client:
             query["cursor"] = page["next"]
 
 
+def check_address(url: str) -> None:
+    """Raises Stop where nothing can be called by this address."""
+    try:
+        parts = httpx.URL(url)
+    except httpx.InvalidURL:
+        parts = httpx.URL()
+    if parts.scheme not in ("http", "https") or not parts.host:
+        raise Stop(
+            f"--url (or TRIMTAB_PUBLIC_URL) is {url!r}, which is no address. "
+            "Allowed: http or https, as in http://127.0.0.1:8000"
+        )
+
+
 def stranger(answer: httpx.Response) -> Stop:
     """What to say of an answer no control plane gives: who gave it, and how to name another."""
     asked = answer.request.url

@@ -1,4 +1,4 @@
-"""`trimtab up` on a taken port, and `trimtab stop` among processes that are not ours."""
+"""`trimtab up` on a taken port, `status` of what runs, `stop` among processes not ours."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
+from controlplane import cli
 from controlplane.demo.house import Ports
 from controlplane.demo.processes import Processes, started_at
 
-from .houses import trimtab
+from .houses import trimtab, until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(120)"]
 
@@ -105,3 +107,39 @@ def test_before_the_first_start_a_command_says_how_to_make_one(
     assert done.returncode == 1
     assert f"no control plane has run in {tmp_path} yet. Start one: trimtab up" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("below", ["", "scenarios/burst"])
+def test_status_finds_what_runs_over_the_home_wherever_it_listens(
+    tmp_path: Path, below: str
+) -> None:
+    home, ports = tmp_path / below, Ports.free()
+    at = f"http://127.0.0.1:{ports.web}"
+    env = {
+        "TRIMTAB_HOME": str(home),
+        "DJANGO_SETTINGS_MODULE": "controlplane.settings",
+        "TRIMTAB_PUBLIC_URL": at,
+        "TRIMTAB_WEB_PORT": str(ports.web),
+        "TRIMTAB_OTLP_PORT": str(ports.otlp),
+        "TRIMTAB_OTLP_GRPC_PORT": "0",
+    }
+    started = Processes(home)
+    started.start("control-plane", [sys.executable, "-m", "controlplane.cli", "up"], env)
+    try:
+        until(lambda: httpx.get(f"{at}/health").is_success, 60, "a control plane")
+        done = trimtab("status", env={"TRIMTAB_HOME": str(tmp_path)})
+    finally:
+        started.stop()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"control plane  {at}, up" in done.stdout
+    assert not (home / cli.ADDRESS).exists()  # the next one may listen elsewhere
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://a:b", "http:///x"])
+def test_an_address_that_is_none_is_told_apart_from_one_that_does_not_answer(
+    tmp_path: Path, url: str
+) -> None:
+    done = trimtab("status", "--url", url, env={"TRIMTAB_HOME": str(tmp_path)})
+    assert done.returncode == 1
+    assert f"--url (or TRIMTAB_PUBLIC_URL) is {url!r}, which is no address." in done.stderr
+    assert "Start one" not in done.stderr

@@ -16,6 +16,7 @@ def test_tables_are_whole_and_headings_unique(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
     for table in re.findall(r"(?:^\|.*\n)+", text, re.M):
         _, *below = table.splitlines()
-        assert below and re.fullmatch(r"[|\s:-]+", below[0]), table
+        assert below, table
+        assert re.fullmatch(r"[|\s:-]+", below[0]), table
     headings = re.findall(r"^#+ .*", text, re.M)
     assert len(headings) == len(set(headings)), headings
