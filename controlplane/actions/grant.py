@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -91,7 +92,8 @@ def predict(
     """What is expected of the change, to be shown beside what was measured.
 
     `covered` is the share of the wish the value goes; the whole way, the objective is expected to
-    be kept: at most `bad_share_max` of the requests bad. `facts` are the diagnosis' numbers.
+    be kept: at most `bad_share_max` of the requests bad, None where part of the way promises no
+    share. `facts` are the diagnosis' numbers.
     """
     wanted, current = wish["to"], engine.values[wish["knob"]]
     covered = 1.0
@@ -99,7 +101,11 @@ def predict(
         short = value < wanted if value > current else value > wanted
         if short and wanted != current:
             covered = round((value - current) / (wanted - current), 3)
-    told = f"{wish['why']}; {value} covers {covered:.0%} of that" if covered < 1 else wish["why"]
+    told = wish["why"]
+    if covered < 1:
+        # Rounded away from what is set: a wish for 32.4 running requests is one for 33.
+        whole = math.ceil(wanted) if wanted > current else math.floor(wanted)
+        told += f"; {whole} is wished for, and {value} is as far as one change goes"
     budget = round(1 - diagnosis.incident.objective.target, 6)
     return {
         "sentence": told,

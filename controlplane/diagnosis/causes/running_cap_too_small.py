@@ -244,7 +244,7 @@ def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...
         what = "graphs are captured for" if graph < held else "the KV cache would hold"
         return (), f"{what} no more than {min(held, graph):.0f} running requests"
     run = several(crowd, "request runs or waits", "requests run or wait", ".0f")
-    why = f"up to {run} while there is a queue"
+    why = f"up to {run} while there is a queue, and there is to be room for {SPARE:.0%} more"
     if held < demand:
         why += f"; the KV cache holds {held:.0f}"
     if graph < demand:

@@ -59,6 +59,17 @@ def test_the_wish_becomes_a_change_with_its_undo(world: World) -> None:
     assert action.expected_config_version == 1
 
 
+def test_a_change_that_goes_part_of_the_way_says_what_is_wished_for(world: World) -> None:
+    diagnosis = world.diagnosis()
+    diagnosis.remedy = [{"knob": "max_num_seqs", "to": 178.75, "why": "143 run or wait"}]
+    action, _ = propose(world, diagnosis)
+    assert action is not None
+    assert action.predicted["sentence"] == (
+        "143 run or wait; 179 is wished for, and 32 is as far as one change goes"
+    )
+    assert action.predicted["bad_share_max"] is None
+
+
 def test_the_same_diagnosis_gives_the_same_action(world: World) -> None:
     diagnosis = world.diagnosis()
     first, _ = propose(world, diagnosis)

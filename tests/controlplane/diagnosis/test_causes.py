@@ -44,6 +44,7 @@ def test_a_cap_below_the_arrivals_is_named_with_its_numbers(seed: int) -> None:
     (wish,) = found.remedy
     assert wish.knob == "max_num_seqs"
     assert wish.to > 16
+    assert "there is to be room for 25% more" in wish.why
     assert examine("batch_too_large", engine, TTFT).score < SCORE_MIN
 
 

@@ -36,6 +36,16 @@ def test_an_action_says_what_was_expected_and_what_came_of_it(ada: Any, full: Wo
     assert said.index("verifying") < said.index(">kept<") < said.index("edsger")
 
 
+def test_what_promised_no_figure_says_why(ada: Any, full: World) -> None:
+    lived(full)
+    part = {"sentence": "179 is wished for", "wanted": 178.75, "bad_share_max": None}
+    Action.objects.filter(state=State.VERIFIED).update(predicted=part)
+    client = ada(full)
+    said = text(client.get("/actions/?state=verified"))
+    assert "no figure<small>only part of the way</small>" in said
+    assert "nothing was expected" in text(client.get("/actions/?state=rejected"))
+
+
 def test_nothing_changed_so_far_says_how_one_begins(ada: Any, empty: World) -> None:
     said = text(ada(empty).get("/actions/"))
     assert "Nothing has been changed so far." in said

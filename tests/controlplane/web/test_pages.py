@@ -136,6 +136,7 @@ def test_objective_shows_four_facts_burn_rows_and_its_specification(ada: Any, fu
     ):
         assert words in said
     assert said.count("of the long window has history; the time before counts as quiet, so") == 3
+    assert "above the factor; time without history counts as quiet." in said
     assert "&quot;threshold_ms&quot;: 500" in said
     assert "two windows in a row with more than 14.4\u00a0% missed" in said
 
