@@ -170,7 +170,7 @@ def open_house(house: House, screen: Screen, load: str, watch_for: str) -> None:
     screen.step("starting control plane, engine, agent")
     kept = kept_from_before(house.home)
     house.start()
-    reset_knobs(house)
+    kept += set_back(reset_knobs(house))
     screen.box("Trimtab", [
         f"Page      {house.web_url}/",
         f"Sign in   {house.secrets['login']}  {house.secrets['password']}",
@@ -190,7 +190,9 @@ def kept_from_before(home: Path) -> list[str]:
         return []
     usual = home.resolve() == ROOT / "var"
     afresh = "`make clean` forgets them" if usual else "another --home begins afresh"
-    return [f"Kept      incidents and budgets of the last run; {afresh}"]
+    return [
+        f"Kept      incidents and budgets of the last run, and what is open goes on; {afresh}",
+    ]
 
 
 def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: Screen) -> int:
@@ -257,12 +259,21 @@ def settings_of(house: House) -> Settings:
     return values
 
 
-def reset_knobs(house: House) -> None:
-    """The engine keeps its configuration over restarts; a demo starts from the defaults."""
+def reset_knobs(house: House) -> Settings:
+    """The engine keeps its configuration over restarts; a demo starts from the defaults. Returns
+    the knobs that were set back, as the engine had reported them."""
     knobs = httpx.get(f"{house.engine_url}/v1/runtime_config", timeout=10).json()["knobs"]
-    changed = {n: k["default"] for n, k in knobs.items() if k["value"] != k["default"]}
-    if changed:
+    moved = {name: knob for name, knob in knobs.items() if knob["value"] != knob["default"]}
+    if moved:
+        changed = {name: knob["default"] for name, knob in moved.items()}
         house.configure(changed, by="start of the demo")
+    return moved
+
+
+def set_back(moved: Settings) -> list[str]:
+    """What an open incident of the last run may still tell of as kept; nothing where it is so."""
+    told = ", ".join(f"{name} {knob['value']} → {knob['default']}" for name, knob in moved.items())
+    return [f"Set back  to the engine's defaults, whatever the last run kept: {told}"] * bool(told)
 
 
 def demonstrate(house: House, chosen: argparse.Namespace, screen: Screen) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controlplane.demo.__main__ import house_for, in_the_way, kept_from_before
+from controlplane.demo.__main__ import house_for, in_the_way, kept_from_before, set_back
 from controlplane.demo.house import Ports, in_use
 from controlplane.demo.options import options
 from controlplane.demo.processes import (
@@ -205,7 +205,16 @@ def test_what_a_second_run_inherits_is_told_with_how_to_forget_it(tmp_path: Path
     assert kept_from_before(tmp_path) == []
     (tmp_path / "db.sqlite3").touch()
     (told,) = kept_from_before(tmp_path)
-    assert told.endswith("incidents and budgets of the last run; another --home begins afresh")
+    assert "incidents and budgets of the last run, and what is open goes on" in told
+    assert told.endswith("; another --home begins afresh")
+
+
+def test_what_a_demo_sets_back_is_told_knob_by_knob() -> None:
+    assert set_back({}) == []
+    (told,) = set_back({"max_num_seqs": {"value": 128, "default": 32, "unit": "requests"}})
+    assert told == (
+        "Set back  to the engine's defaults, whatever the last run kept: max_num_seqs 128 → 32"
+    )
 
 
 def test_a_story_begins_in_a_house_of_its_own_with_nothing_of_the_last(tmp_path: Path) -> None:
