@@ -36,7 +36,7 @@ def _attend(  # type: ignore[no-untyped-def]
     scale_head, scale_block, table_row, kv_heads, factor, split_tokens,
     HEADS: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr, QUERIES: tl.constexpr,
     TILE: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr, QUANTISED: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT: tl.constexpr, QUANTISED: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     first_head = tl.program_id(1) * HEADS
@@ -87,7 +87,7 @@ def _attend(  # type: ignore[no-untyped-def]
         from_key = kv_head * key_head + block * key_block + offset * key_token
         kept = there[:, None] & (column < DIM)[None, :]
         k = tl.load(keys + from_key[:, None] + column[None, :], mask=kept, other=0.0)
-        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * factor
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=PRECISION) * factor
         visible = known[None, :] & (seen[None, :] <= position[:, None])
         if HEADS > 1:
             visible = visible & (row_head[:, None] == key_row_head[None, :])
@@ -101,7 +101,7 @@ def _attend(  # type: ignore[no-untyped-def]
         if QUANTISED:
             from_scale = kv_head * scale_head + block * scale_block + offset
             weights = weights * tl.load(scales + from_scale, mask=there, other=0.0)[None, :]
-        product = tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+        product = tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
         mixed = mixed * shrink[:, None] + product
         top = risen
 
@@ -157,8 +157,18 @@ def prefill(query: torch.Tensor, kv: PagedKV, batch: Batch, scale: float) -> tor
     """AttentionBackend.prefill in Triton."""
     attention_shapes(query, kv, batch)
     members = power(query.size(1) // kv.kv_heads)
-    rows = 64 if interpreted() or query.dtype == torch.float32 else 128
+    rows, _ = tiles(query.dtype, kv)
     return _launch(query, kv, batch, scale, queries=max(1, rows // members), splits=1)
+
+
+def tiles(dtype: torch.dtype, kv: PagedKV) -> tuple[int, int]:
+    """Rows of a prefill program and tokens it reads at once: what fits a GPU's registers."""
+    if interpreted():
+        return 64, 256
+    columns = power(kv.head_dim)
+    if dtype == torch.float32:
+        return min(64, max(16, 4096 // columns)), 32 if columns <= 128 else 16
+    return 128 if columns <= 128 else 32, 64 if columns <= 128 and kv.scales is None else 32
 
 
 def splits_of(batch: Batch, kv: PagedKV) -> int:
@@ -184,7 +194,6 @@ def _launch(
         parts = query.new_empty(tokens, heads, splits, dim, dtype=torch.float32)
         sums = query.new_full((tokens, heads, splits), -math.inf, dtype=torch.float32)
     scales = kv.keys if kv.scales is None else kv.scales
-    wide = query.element_size() == 4 or columns > 128
     _attend.launch(
         (
             batch.sequences,
@@ -201,7 +210,7 @@ def _launch(
         # A GPU's matrix unit takes 16 rows or more.
         MEMBERS=max(power(group), 16 // (queries * heads_each)),
         QUERIES=queries,
-        TILE=256 if interpreted() else 32 if wide else 64,
+        TILE=tiles(query.dtype, kv)[1],
         DIM=dim,
         COLUMNS=columns,
         BLOCK_SIZE=kv.block_size,
@@ -209,7 +218,9 @@ def _launch(
         QUANTISED=kv.scales is not None,
         # The interpreter's product of bfloat16 matrices is silently wrong (Triton 3.7.1).
         WIDE=interpreted() and query.dtype == torch.bfloat16,
-        warps=4 if queries == 1 or not wide else 8,
+        # Three products of TF32 parts: float32's accuracy from the matrix unit.
+        PRECISION="tf32x3" if query.dtype == torch.float32 else "ieee",
+        warps=4 if queries == 1 else 8,
     )
     if splits > 1:
         rows = 256 if interpreted() else 4

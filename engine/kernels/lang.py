@@ -80,8 +80,7 @@ def triton() -> Any:
         import triton as package
     except ImportError as error:
         raise ImportError(f"Triton kernels need {NEEDED}: pip install '.[kernels]'") from error
-    interpreter = package.runtime.interpreter.InterpretedFunction
-    if package.knobs.runtime.interpret != isinstance(package.language.sum, interpreter):
+    if package.knobs.runtime.interpret == isinstance(package.language.sum, package.JITFunction):
         raise RuntimeError("TRITON_INTERPRET changed after Triton was imported: set it before")
     return package
 

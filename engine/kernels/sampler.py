@@ -77,8 +77,7 @@ def sample(
     _sample.launch(
         (rows,),
         *(logits, temperatures, numbers, tokens, rivals, logits.stride(0), vocabulary, margin),
-        TILE=power(vocabulary) if interpreted() else min(4096, power(vocabulary)),
-        warps=8,
+        TILE=power(vocabulary) if interpreted() else min(2048, power(vocabulary)),
     )
     return tokens, rivals
 
