@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -13,7 +15,7 @@ from engine.kernels.rms_norm import rms_norm
 from engine.kernels.rope import rope
 from engine.kernels.sampler import sample
 from engine.kernels.swiglu import swiglu
-from engine.models.llama import TORCH, Ops
+from engine.models.llama import TORCH, Llama, Ops
 
 
 class KernelStep:
@@ -27,11 +29,26 @@ class KernelStep:
         self.ops, self.choose = (TRITON, choose_triton) if name == "triton" else (TORCH, choose)
 
     def __call__(self, step: Step) -> Chosen:
-        batch = batch_of(step)
-        shape, new = step.model.shape, batch.slots.size(0)
-        heads = [shape.heads, shape.kv_heads, shape.kv_heads]
-        answer = self.attention.prefill if step.prefills else self.attention.decode
         layers = [PagedKV(*pair) for pair in zip(*step.pool.by_block(), strict=True)]
+        hidden = self.hidden(step.model, layers, batch_of(step), step.tokens, step.positions)
+        sampled = torch.from_numpy(padded(step.sampled))
+        return self.choose(step.model.logits(hidden.index_select(0, sampled), self.ops))
+
+    def hidden(
+        self,
+        model: Llama,
+        layers: Sequence[PagedKV],
+        batch: Batch,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        """(tokens,) int64 and their positions → (tokens, hidden), before the final norm.
+
+        Stores the batch's keys and values in `layers`; tokens beyond the batch's are padding.
+        """
+        shape, new = model.shape, batch.slots.size(0)
+        heads = [shape.heads, shape.kv_heads, shape.kv_heads]
+        answer = self.attention.prefill if batch.queries_max > 1 else self.attention.decode
 
         def attention(layer: int, qkv: torch.Tensor) -> torch.Tensor:
             query, key, value = qkv.split(heads, dim=1)
@@ -39,9 +56,7 @@ class KernelStep:
             # The softmax scale is in the query's weights.
             return answer(query, layers[layer], batch, 1.0).flatten(1)
 
-        hidden = step.model.hidden(step.tokens, step.positions, attention, self.ops)
-        sampled = torch.from_numpy(padded(step.sampled))
-        return self.choose(step.model.logits(hidden.index_select(0, sampled), self.ops))
+        return model.hidden(tokens, positions, attention, self.ops)
 
 
 def batch_of(step: Step) -> Batch:
