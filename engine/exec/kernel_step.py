@@ -51,7 +51,7 @@ class KernelStep:
         answer = self.attention.prefill if batch.queries_max > 1 else self.attention.decode
 
         def attention(layer: int, qkv: torch.Tensor) -> torch.Tensor:
-            query, key, value = qkv.split(heads, dim=1)
+            query, key, value = torch.split(qkv, heads, dim=1)
             self.attention.store(layers[layer], batch, key[:new], value[:new])
             # The softmax scale is in the query's weights.
             return answer(query, layers[layer], batch, 1.0).flatten(1)

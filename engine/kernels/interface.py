@@ -108,16 +108,14 @@ class Batch:
         position = np.arange(starts[-1]) + (known - new - starts[:-1])[owner]
         block, offset = np.divmod(position, block_size)
         slots = tables[owner, block].astype(np.int64) * block_size + offset
+        arrays = {"starts": starts, "contexts": known, "tables": tables}
+        narrow = {name: each.astype(np.int32) for name, each in arrays.items()}
+        tensors = {
+            name: torch.from_numpy(each).to(device)
+            for name, each in {**narrow, "slots": slots}.items()
+        }
         return cls(
-            *(
-                torch.from_numpy(np.ascontiguousarray(each, kind)).to(device)
-                for each, kind in (
-                    (starts, np.int32),
-                    (known, np.int32),
-                    (tables, np.int32),
-                    (slots, np.int64),
-                )
-            ),
+            **tensors,
             queries_max=max(queries, default=0),
             context_max=max(contexts, default=0),
         )

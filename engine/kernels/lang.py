@@ -93,7 +93,8 @@ def interpreted() -> bool:
 @contextmanager
 def recorded() -> Iterator[list[Launch]]:
     """Launches inside are listed instead of run, so tensors may be on torch's `meta` device."""
-    Kernel.record = launches = []
+    launches: list[Launch] = []
+    Kernel.record = launches
     try:
         yield launches
     finally:

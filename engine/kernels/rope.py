@@ -54,7 +54,7 @@ def rope(qkv: torch.Tensor, heads: int, rotation: torch.Tensor) -> torch.Tensor:
 def rope_reference(qkv: torch.Tensor, heads: int, rotation: torch.Tensor) -> torch.Tensor:
     """The same in torch, into a new tensor."""
     shapes(qkv, heads, rotation)
-    a, b = qkv[:, :heads].float().unflatten(-1, (-1, 2)).unbind(-1)
+    a, b = qkv[:, :heads].float().reshape(len(qkv), heads, -1, 2).unbind(-1)
     cosine, sine = rotation[:, None].unbind(-1)
     turned = torch.stack([a * cosine - b * sine, a * sine + b * cosine], -1).flatten(-2)
     return torch.cat([turned.to(qkv.dtype), qkv[:, heads:]], 1)

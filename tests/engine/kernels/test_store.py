@@ -35,7 +35,9 @@ def test_tokens_go_where_the_reference_puts_them(
         [1, 11, 0, 5], [8, 11, 2, 70], kv_heads=3, dim=24, block_size=block_size,
         dtype=dtype, quantised=quantised,
     )  # fmt: skip
-    fused = drawn(17, 9, 24, dtype=torch.float32)
+    # Stored narrower than given, but for bfloat16: the interpreter cuts where others round.
+    given = dtype if dtype == torch.bfloat16 else torch.float32
+    fused = drawn(17, 9, 24, dtype=given)
     key, value = fused[:, 3:6], fused[:, 6:]
     value[3] = 0  # a scale of 0
     expected = copied(kv)

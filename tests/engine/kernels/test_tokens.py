@@ -39,11 +39,12 @@ def test_greedy_tokens_through_the_kernels_are_those_served(
 
 
 def test_a_preempted_sequence_gets_the_same_tokens_through_triton(model: Llama) -> None:
-    prompts = [request(str(i), np.arange(i, i + 30) % 262, 8) for i in range(3)]
-    again = [request(str(i), np.arange(i, i + 30) % 262, 8) for i in range(3)]
-    served, _ = bench(model).generate(prompts, RuntimeConfig())
-    small = bench(model, blocks=12, block_size=8)
+    def three() -> list[Request]:
+        return [request(str(i), np.arange(i, i + 10), 16) for i in range(3)]
+
+    served, _ = bench(model).generate(three(), RuntimeConfig())
+    small = bench(model, blocks=8, block_size=8)
     small.runner.eager = KernelStep("triton")
-    tokens, _ = small.generate(again, RuntimeConfig())
+    tokens, _ = small.generate(three(), RuntimeConfig())
     assert small.scheduler.preemptions > 0
     assert tokens == served
