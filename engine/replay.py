@@ -300,22 +300,27 @@ def summarise(records: Sequence[Record], unsolicited: int = 0) -> Summary:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What an engine sustains when it is never short of work, with the trace's lengths."""
+    """What an engine sustains when it is never short of work."""
 
     requests_per_s: float
     tokens_per_s: float
 
 
 async def calibrate(
-    url: str, *, seconds: float = 4.0, concurrency: int = 64, seed: int = 0
+    url: str,
+    *,
+    seconds: float = 4.0,
+    concurrency: int = 64,
+    requests: Iterable[Request] | None = None,
 ) -> Capacity:
     """Closed loop: `concurrency` requests are always in flight; the first quarter is warm-up.
 
+    Of `requests`, an endless supply, only the lengths count; without it they are the trace's.
     Raises RuntimeError when nothing listens there or nothing was answered.
     """
     replayer = Replayer(url)
     # Far more than any engine here answers in that time; `next` says so should it ever run dry.
-    supply = iter(arrivals(seed, [(seconds, 2000.0)], name="calibrate"))
+    supply = iter(requests or arrivals(0, [(seconds, 2000.0)], name="calibrate"))
     while replayer.now() < seconds:
         while replayer.pending < concurrency:
             record = replayer.record(next(supply))

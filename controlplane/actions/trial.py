@@ -14,6 +14,7 @@ from django.conf import settings
 from controlplane.actions import verify
 from controlplane.actions.models import Action, Priority
 from controlplane.diagnosis.amounts import several
+from controlplane.diagnosis.staging import objective_facts
 from slo.budget import Counts
 from slo.judging import settle_s
 from slo.models import Objective, Reading
@@ -52,7 +53,7 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
     One control window after the change is skipped. The last look is taken while a revert of ours
     can still come before the agent's own; without any reading by then it is inconclusive. A
     change that has no incident to mend is judged by whether it broke an objective; the end of
-    shedding may do without readings where nobody waits.
+    shedding may do without readings where nobody waits. Shedding is judged by goodput.
     """
     incident = action.incident
     assert action.applied_at is not None
@@ -78,8 +79,9 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
             )  # fmt: skip
         outcome = {"p_value": None, "looks": result.look, "sentence": result.sentence}
         return Judged(result.verdict, result.sentence, outcome)
-    before, after = _samples(action, incident.objective, reader, queue.gone_at)
-    guards = _guards(action, reader, queue.gone_at, but=incident.objective)
+    goodput = _by_goodput(action, incident.objective)
+    before, after = _samples(action, incident.objective, reader, queue.gone_at, goodput=goodput)
+    guards = _guards(action, reader, queue.gone_at, but=incident.objective, answered=not goodput)
     result = verify.verdict(
         before,
         after,
@@ -88,6 +90,8 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
         last=now >= end,
         guards=guards,
     )
+    if goodput:
+        result = replace(result, sentence=f"{result.sentence}; who was turned away counts as bad")
     if queue.stays:
         result = verify.Result(verify.Verdict.INCONCLUSIVE, queue.words)
     elif queue.words and not after.windows:
@@ -119,15 +123,36 @@ def _where(action: Action) -> dict[str, str]:
     return {"service": action.engine.service, "instance": action.engine.name}
 
 
+def _by_goodput(action: Action, objective: Objective) -> bool:
+    """Whether to count those in time among all who came, and not only among those answered.
+
+    Shedding is to turn requests away, so a promise to answer them all would undo what saves the
+    most that can be, and one about those answered alone would keep a gate that is shut. What
+    counts is how many are served in time (goodput), where the promise is about requests.
+    """
+    per_request = objective_facts(objective).measures in ("ttft", "e2e")
+    return action.priority == Priority.SAFETY and per_request
+
+
 def _guards(
-    action: Action, reader: Reader, gone_at: datetime, *, but: Objective | None = None
+    action: Action,
+    reader: Reader,
+    gone_at: datetime,
+    *,
+    but: Objective | None = None,
+    answered: bool = True,
 ) -> list[verify.Guard]:
-    """The objectives of the action's service, but the one the verdict is about."""
+    """The objectives of the action's service, but the one the verdict is about.
+
+    Not `answered`: and but those that count who is turned away.
+    """
     objectives = Objective.objects.filter(
         tenant=action.tenant_id, service=action.engine.service, enabled=True
     )
     if but is not None:
         objectives = objectives.exclude(pk=but.pk)
+    if not answered:
+        objectives = objectives.exclude(indicator="success")
     return [
         verify.Guard(
             other.name, other.target, other.fast_burn, *_samples(action, other, reader, gone_at)
@@ -137,7 +162,12 @@ def _guards(
 
 
 def _samples(
-    action: Action, objective: Objective, reader: Reader, gone_at: datetime
+    action: Action,
+    objective: Objective,
+    reader: Reader,
+    gone_at: datetime,
+    *,
+    goodput: bool = False,
 ) -> tuple[verify.Sample, verify.Sample]:
     """The engine's control windows before the change, and those of the trial from `gone_at` on,
     give or take EARLY of one."""
@@ -149,9 +179,10 @@ def _samples(
     first = gone_at - timedelta(seconds=EARLY * settings.TRIMTAB_CONTROL_WINDOW_S)
     old = rows.filter(window_end__gt=since, window_end__lte=action.applied_at)
     new = rows.filter(window_end__gt=gone_at, window_end__lte=_over_at(action))
+    after = [r for r in new[:AFTER_WINDOWS_MAX] if _start(r) >= first]
     return (
-        _sample(list(old[:BEFORE_WINDOWS_MAX]), action, reader),
-        _sample([r for r in new[:AFTER_WINDOWS_MAX] if _start(r) >= first], action, reader),
+        _sample(list(old[:BEFORE_WINDOWS_MAX]), action, reader, goodput),
+        _sample(after, action, reader, goodput),
     )
 
 
@@ -255,21 +286,28 @@ def _start(reading: Reading) -> datetime:
     return reading.window_end - timedelta(seconds=reading.window_s)
 
 
-def _sample(newest_first: list[Reading], action: Action, reader: Reader) -> verify.Sample:
+def _sample(
+    newest_first: list[Reading], action: Action, reader: Reader, goodput: bool
+) -> verify.Sample:
+    """`goodput` counts all who came as the total; nothing where that was not measured."""
     readings = newest_first[::-1]
     if not readings:
         return verify.Sample((), settings.TRIMTAB_CONTROL_WINDOW_S)
     window_s = readings[0].window_s
     windows = tuple(Counts(r.good, r.total) for r in readings)
-    return verify.Sample(windows, window_s, _arrivals(readings, action, reader))
+    came = _arrivals(readings, action, reader)
+    if goodput:
+        pairs = zip(windows, came or (), strict=bool(came))
+        windows = tuple(replace(w, total=max(w.total, all_)) for w, all_ in pairs)
+    return verify.Sample(windows, window_s, None if came is None else sum(came))
 
 
-def _arrivals(readings: list[Reading], action: Action, reader: Reader) -> float | None:
-    """Requests the engine received in the windows, None when it does not say."""
+def _arrivals(readings: list[Reading], action: Action, reader: Reader) -> list[float] | None:
+    """Requests the engine received in each window, None when it does not say."""
     grid = Grid(_start(readings[0]), readings[-1].window_end, readings[0].window_s)
     series = reader.increase(ARRIVALS, grid, where=_where(action))
     if not series:
         return None
     by_end = dict(zip(grid.ends(), series[0].values, strict=True))
     counts = [by_end.get(r.window_end, float("nan")) for r in readings]
-    return None if any(c != c for c in counts) else sum(counts)
+    return None if any(c != c for c in counts) else counts

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain, count
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 
 from controlplane.demo.processes import Processes
+from engine.load import Request
 from engine.replay import Capacity, calibrate
 
 READY_S_MAX = 60.0
@@ -205,11 +206,16 @@ class House:
             **{engine: f"{url}/health" for engine, url in self.engine_urls.items()},
         }[name]
 
-    def capacity(self, seconds: float = 6.0, values: dict[str, Any] | None = None) -> Capacity:
+    def capacity(
+        self,
+        seconds: float = 6.0,
+        values: dict[str, Any] | None = None,
+        requests: Iterable[Request] | None = None,
+    ) -> Capacity:
         """What an engine like this house's sustains here, measured on one of its own.
 
-        `values` are knobs to measure under; the defaults otherwise. That engine tells nobody
-        anything and is ended again: a measurement is no traffic.
+        `values` are knobs to measure under, the defaults otherwise; `requests` as `calibrate` has
+        them. That engine tells nobody anything and is ended again: a measurement is no traffic.
         """
         port = free_port()
         name = "capacity"
@@ -224,7 +230,7 @@ class House:
             self.wait(f"{url}/health", name)
             if values:
                 set_knobs(url, values, by="measuring")
-            return asyncio.run(calibrate(url, seconds=seconds))
+            return asyncio.run(calibrate(url, seconds=seconds, requests=requests))
         finally:
             self.processes.end(name)
 

@@ -96,7 +96,7 @@ class IncidentShape(Shape):
         source="told.verdict", help_text="infeasible: no knob can mend it; else empty"
     )
     no_action = serializers.CharField(
-        source="told.no_action", help_text="why there is no remedy to try; empty: there is"
+        source="told.no_action", help_text="why nothing is tried now; empty: something is"
     )
     part_of = serializers.UUIDField(
         source="incident.part_of_id", allow_null=True, help_text="the incident whose story it is in"

@@ -49,7 +49,8 @@ class Story:
     """An incident in words; actions' part is told by actions.selectors.
 
     `because` is empty until explained, and tells of a second fault as well; `also` lists it.
-    `no_action` says why the cause has no remedy to try. `verdict` is empty, or "infeasible".
+    `no_action` says why nothing is tried, as the newest look found, whatever explanation is told.
+    `verdict` is empty, or "infeasible".
     `hits` are the incident and those that are part of it. The evidence is read when it is asked
     for: only the page of one incident shows it.
     """
@@ -209,9 +210,9 @@ def cause_label(slug: str) -> str:
 
 def story(incident: Incident) -> Story:
     """What went wrong and, once explained, because of what."""
-    diagnosis = explanation_of(incident)
+    diagnosis, newest = explanation_of(incident), diagnosis_of(incident)
     hits = [_hit(each) for each in (incident, *incident.parts.all())]
-    if diagnosis is None:
+    if diagnosis is None or newest is None:
         return Story(what=_what(incident, hits), hits=hits, numbers=_numbers(incident))
     return Story(
         what=_what(incident, hits),
@@ -219,7 +220,7 @@ def story(incident: Incident) -> Story:
         cause=diagnosis.cause,
         cause_label=cause_label(diagnosis.cause),
         score=diagnosis.score,
-        no_action=str(diagnosis.facts.get("no_action", "")),
+        no_action=str(newest.facts.get("no_action", "")),
         verdict=diagnosis.verdict,
         hits=hits,
         numbers=_numbers(incident) | diagnosis.facts,

@@ -17,9 +17,10 @@ from controlplane.actions.selectors import sentence
 from controlplane.alerts.message import sentences
 from controlplane.alerts.models import Delivery
 from controlplane.diagnosis.cause import UNKNOWN
-from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.selectors import (
     Story,
+    diagnosis_of,
     incidents_open,
     incidents_recent,
     looks_again_at,
@@ -100,8 +101,8 @@ def _line(incident: Incident) -> StoryLine:
 
 def _doing(told: Story, action: Action | None, *, over: bool) -> str:
     if action is not None:
-        ended = action.state not in IN_FLIGHT and action.state != State.VERIFIED
-        return sentences(sentence(action), told.no_action if ended and not over else "")
+        waits = not over and action.state not in IN_FLIGHT
+        return sentences(sentence(action), told.no_action if waits else "")
     if told.diagnosis is None:
         return ""
     if told.no_action:
@@ -122,7 +123,7 @@ def _steps(
     if incident.closed_at is not None:
         steps.append(Step(_("over"), "done", incident.closed_at))
         return _as_it_went(steps)
-    return [*_as_it_went(steps), *_steps_to_come(actions, told)]
+    return [*_as_it_went(steps), *_steps_to_come(actions, diagnosis_of(incident))]
 
 
 def _as_it_went(steps: Sequence[Step]) -> list[Step]:
@@ -179,13 +180,16 @@ def _steps_acted(action: Action) -> list[Step]:
     return [acted, Step(_("verifying"), "now")]
 
 
-def _steps_to_come(actions: Sequence[Action], told: Story) -> list[Step]:
-    """What follows an attempt that came to nothing: from when on the next may come."""
+def _steps_to_come(actions: Sequence[Action], newest: Diagnosis | None) -> list[Step]:
+    """What follows the last attempt: from when on the next may come, as was found since."""
     if actions and actions[-1].holds:
         return [Step(_("wait for a person"), "now")]
     ended = actions[-1].ended_at if actions else None
-    if told.diagnosis is None or ended is None or actions[-1].state == State.VERIFIED:
+    if newest is None or ended is None:
         return []
-    at = told.diagnosis.next_try_at if told.diagnosis.made_at > ended else looks_again_at(ended)
-    word = _("next try from") if told.diagnosis.made_at > ended else _("look again")
-    return [Step(word, "next", at)] if at else []
+    if newest.made_at > ended:
+        at = newest.next_try_at
+        return [Step(_("next try from"), "next", at)] if at else []
+    if actions[-1].state == State.VERIFIED:
+        return []
+    return [Step(_("look again"), "next", looks_again_at(ended))]

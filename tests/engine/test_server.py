@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.load import arrivals
+from engine.load import Request, arrivals
 from engine.replay import Replayer, Status, calibrate, summarise
 from tests.engine.conftest import ROOT, EngineProcess
 
@@ -343,6 +344,12 @@ def test_calibration_finds_what_the_engine_sustains(engine: EngineProcess) -> No
     capacity = asyncio.run(calibrate(engine.url, seconds=2.0, concurrency=16))
     assert capacity.requests_per_s > 1
     assert capacity.tokens_per_s > capacity.requests_per_s
+
+
+def test_calibration_asks_for_the_lengths_it_is_given(engine: EngineProcess) -> None:
+    asked = (Request(0, 8, 4, f"short-{i}") for i in count())
+    capacity = asyncio.run(calibrate(engine.url, seconds=1.0, concurrency=4, requests=asked))
+    assert capacity.tokens_per_s == pytest.approx(4 * capacity.requests_per_s)
 
 
 def test_a_killed_engine_interrupts_requests_and_comes_back_with_its_configuration(

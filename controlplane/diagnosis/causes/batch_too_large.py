@@ -37,11 +37,16 @@ HEAVY = 0.1  # of the long steps, so many take longer than the one that is recko
 LIGHT = 0.01  # of the steps: what one takes with next to no tokens
 LOADED = 0.9  # of the steps without a prompt: what one takes with many running
 AIM = 0.9  # aim a little below the objective's threshold
-CROWDED = 1.25  # more prompt tokens than this many chunks: several prompts share a step
+# Lower with prompts: the last tokens of a long one take longer than the mean, and short ones become
+# no smaller than they are. Played, a chunk that was to end at 0.9 left three quarters and more.
+PROMPT_AIM = 0.8
+REACH = 0.25  # of a knob's value: no action takes it farther down, two rungs of half each
+LONGEST = 0.99  # of the prompts are no longer than the one that is reckoned with
 STEPS_MIN = 5  # fewer steps say nothing
 
 GAP = "vllm:inter_token_latency_seconds"
-STEP_TOKENS = "vllm:iteration_tokens_total"
+PROMPT = "vllm:request_prompt_tokens"
+PROMPT_TOKENS = "engine:step_prefill_tokens_total"
 MIXED = "mixed"  # the phase of steps with a prompt chunk
 
 
@@ -51,8 +56,8 @@ class Long:
 
     `share` of all steps, `healthy` of them at the speed of before, `gaps` of the long gaps they
     make. A heavy one of them takes `least_s` with next to no tokens, and in seconds more for its
-    prompt tokens and for its `running` requests. At the speed of before, if that is known: what
-    slows the engine is not the batch's doing.
+    prompt tokens, `token_s` for each, and for its `running` requests. At the speed of before, if
+    that is known: what slows the engine is not the batch's doing.
     """
 
     threshold_s: float
@@ -63,10 +68,16 @@ class Long:
     prefill_s: float
     decode_s: float
     running: float
+    token_s: float
 
     @property
     def total_s(self) -> float:
         return self.least_s + self.prefill_s + self.decode_s
+
+    @property
+    def plain_s(self) -> float:
+        """Of the step without its prompt tokens."""
+        return self.least_s + self.decode_s
 
     @property
     def prefill(self) -> bool:
@@ -188,12 +199,9 @@ def _grew_fact(scene: Scene, long: Long | None) -> Fact:
 def _remedy(scene: Scene, long: Long | None) -> tuple[tuple[Wish, ...], str]:
     if long is None:
         return (), "what a step's time goes to is not known"
-    aim = AIM * long.threshold_s
     if long.prefill:
-        room = aim - long.least_s - long.decode_s
-        if room <= 0:
-            return (), f"a step without any prompt token would still take {ms(aim - room)}"
-        return _smaller_prefill(scene, long, min(1.0, room / long.prefill_s)), ""
+        return _smaller_prefill(scene, long)
+    aim = AIM * long.threshold_s
     waiting = scene.gauge(WAITING).value
     if waiting is None or waiting >= 1:
         what = "it is not known whether requests wait" if waiting is None else f"{waiting:.0f} wait"
@@ -206,28 +214,49 @@ def _remedy(scene: Scene, long: Long | None) -> tuple[tuple[Wish, ...], str]:
     return (Wish(CAP, fits, f"a step of {those} takes {ms(aim)}"),), ""
 
 
-def _smaller_prefill(scene: Scene, long: Long, share: float) -> tuple[Wish, ...]:
-    """The knob that limits the prompt tokens of a step first, then the other."""
-    why = f"a step with {share:.0%} of the prompt tokens takes {ms(AIM * long.threshold_s)}"
-    chunk, budget = scene.engine.number(CHUNK), scene.engine.number(BUDGET)
-    most = _prompt_tokens(scene, long, budget)
-    wishes = []
-    if chunk is not None:
-        wishes.append(Wish(CHUNK, min(chunk, most) * share, why))
-    if budget is not None:
-        least = long.running  # a budget below the running requests would starve decode
-        wishes.append(Wish(BUDGET, max(least, min(budget, most) * share), why, limit=least))
-    if chunk is not None and most > CROWDED * chunk:
-        wishes.reverse()
-    return tuple(wishes)
+def _smaller_prefill(scene: Scene, long: Long) -> tuple[tuple[Wish, ...], str]:
+    """What one action reaches; the budget first, which no number of prompts in a step exceeds.
+
+    A prompt takes as many more steps as its share of each is smaller, and each that still is too
+    long gives every running request a gap that is: half the way does harm.
+    """
+    room = PROMPT_AIM * long.threshold_s - long.plain_s
+    if room <= 0:
+        return (), f"a step without any prompt token would still take {ms(long.plain_s)}"
+    wishes = (*_smaller_budget(scene, long, room), *_smaller_chunk(scene, long, room))
+    if not wishes:
+        return (), "the engine has no knob for the prompt tokens of a step"
+    near = tuple(w for w in wishes if float(w.to) >= REACH * (scene.engine.number(w.knob) or 0.0))
+    wanted = " or ".join(f"{wish.knob} at {wish.to:.0f} at most" for wish in wishes)
+    no_remedy = (
+        f"it takes {wanted}, which is farther than one action goes, and smaller steps that are "
+        f"still longer than {ms(long.threshold_s)} are only more of them"
+    )
+    return near, "" if near else no_remedy
 
 
-def _prompt_tokens(scene: Scene, long: Long, budget: float | None) -> float:
-    """Of a heavy step: 99th percentile of tokens per step less the decode, as the knobs allow."""
-    tokens = scene.histogram(STEP_TOKENS)
-    high = tokens.quantile(0.99) if tokens else None
-    allowed = math.inf if budget is None else budget - long.running
-    return max(1.0, min(math.inf if high is None else high - long.running, allowed))
+def _smaller_budget(scene: Scene, long: Long, room: float) -> tuple[Wish, ...]:
+    if scene.engine.number(BUDGET) is None or not long.token_s:
+        return ()
+    fits = long.running + room / long.token_s
+    why = f"a step of {fits:.0f} tokens takes {ms(PROMPT_AIM * long.threshold_s)}"
+    # A budget below the running requests would starve decode.
+    return (Wish(BUDGET, fits, why, limit=long.running),)
+
+
+def _smaller_chunk(scene: Scene, long: Long, room: float) -> tuple[Wish, ...]:
+    """As many prompts share a step as do now, so that each has to give the same part of its chunk.
+
+    A chunk larger than a prompt, or than all prompt tokens of a step, is none to begin with.
+    """
+    chunk, prompts = scene.engine.number(CHUNK), scene.histogram(PROMPT)
+    if chunk is None:
+        return ()
+    longest = prompts.quantile(LONGEST) if prompts else None
+    most = long.prefill_s / long.token_s if long.token_s else math.inf
+    share = min(1.0, room / long.prefill_s)
+    why = f"a step with {share:.0%} of the prompt tokens takes {ms(PROMPT_AIM * long.threshold_s)}"
+    return (Wish(CHUNK, share * min(chunk, most, longest or math.inf), why),)
 
 
 def _because(scene: Scene, long: Long | None) -> str:
@@ -271,7 +300,22 @@ def _long(scene: Scene) -> Long | None:
         prefill_s=prefill,
         decode_s=heavy - least - prefill,
         running=running,
+        token_s=_token_s(scene, prefill, heavy - prefill, running, speed),
     )
+
+
+def _token_s(scene: Scene, prefill_s: float, plain_s: float, running: float, speed: float) -> float:
+    """Of a prompt token: the mean, or more where the budget lets in too few to make a heavy step.
+
+    The mean is what steps with prompts take longer than others: sums tell it, and buckets of tokens
+    each twice as large as the last do not. A token takes longer the more come before it.
+    """
+    mixed, tokens = scene.histogram_by(STEP_TIME, "phase").get(MIXED), scene.growth(PROMPT_TOKENS)
+    if mixed is None or not tokens:
+        return 0.0
+    budget = scene.engine.number(BUDGET)
+    least = prefill_s / max(1.0, budget - running) if budget else 0.0
+    return max(least, (mixed.sum * speed - mixed.count * plain_s) / tokens)
 
 
 def _prefill_s(scene: Scene, heavy: float, least: float, speed: float) -> float:

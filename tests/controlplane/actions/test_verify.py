@@ -88,6 +88,14 @@ def test_what_is_less_plain_is_left_to_the_last_look() -> None:
     assert Draws(0.02).verdicts(0.35, 0.1, windows_before=2)[Verdict.BETTER] >= 0.84 * RUNS
 
 
+def test_a_look_more_than_fits_is_the_last_one() -> None:
+    result = look(sample(50, 52), sample(9, 8, 10, 9, 9), looks=3, last=True)
+    assert result.verdict == Verdict.BETTER
+    assert "(look 4 of 4, p = " in result.sentence
+    harmful = look(sample(1, 2), sample(60, 58, 60, 61, 59), looks=3, last=True)
+    assert harmful.verdict == Verdict.WORSE
+
+
 def test_one_disturbed_window_does_not_hide_what_all_others_show() -> None:
     before, after = sample(80, 82), sample(50, 2, 3, 1)
     assert look(before, after).verdict is None

@@ -2,102 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from controlplane.accounts.models import Tenant
-from controlplane.diagnosis.models import Diagnosis, Incident
-from controlplane.diagnosis.selectors import diagnosis_due, incidents_open
+from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import story as tell
-from controlplane.diagnosis.services import (
-    diagnosis_confirm,
-    incident_update,
-    incidents_lapse,
-    window_is_good,
-)
+from controlplane.diagnosis.services import incidents_lapse, window_is_good
 from controlplane.diagnosis.staging import scene_of
-from slo.budget import Counts, window_is_bad
-from slo.burn import PairState
-from slo.models import Objective, Reading
-from slo.services import Judgement
+from slo.budget import Counts
+from slo.models import Objective
+from tests.controlplane.diagnosis.judged import START, WINDOW_S, Story, opened
 from tests.memory_reader import MemoryReader
 from tracing.types import Signal
 
 pytestmark = pytest.mark.django_db
-START = datetime(2026, 3, 1, tzinfo=UTC)
-WINDOW_S = 15.0
-WINDOW = timedelta(seconds=WINDOW_S)
-
-
-class Story:
-    """Writes readings window by window and passes the judgement on, as the loop does."""
-
-    def __init__(self, *, target: float = 0.95, fast_burn: float = 6.0) -> None:
-        self.tenant = Tenant.objects.create(slug="acme", name="Acme")
-        self.objective = Objective.objects.create(
-            tenant=self.tenant,
-            slug="ttft",
-            name="TTFT within 500 ms",
-            service="chat",
-            indicator="latency",
-            target=target,
-            fast_burn=fast_burn,
-        )
-        self.window = 0
-
-    def now(self, window: int | None = None) -> datetime:
-        at = self.window if window is None else window
-        return START + timedelta(seconds=WINDOW_S * at + 6.5)
-
-    def judge(
-        self,
-        bad: float,
-        total: float = 100,
-        *,
-        signal: Signal = Signal.OK,
-        scope: str = "engine-0",
-        same_window: bool = False,
-        firing: bool = False,
-        killed: bool = False,
-        now: datetime | None = None,
-    ) -> Incident | None:
-        self.window += not same_window
-        end = START + timedelta(seconds=WINDOW_S * self.window)
-        Reading.objects.update_or_create(
-            objective=self.objective,
-            scope=scope,
-            window_end=end,
-            defaults={
-                "window_s": WINDOW_S,
-                "good": total - bad,
-                "total": total,
-                "signal": signal,
-            },
-        )
-        if killed:
-            return None
-        o = self.objective
-        judgement = Judgement(
-            objective=o,
-            scope=scope,
-            window_end=end,
-            window_s=WINDOW_S,
-            good=total - bad,
-            total=total,
-            signal=signal,
-            bad_share=bad / total if total else None,
-            burn=bad / total / o.budget if total else None,
-            bad=signal == Signal.OK
-            and window_is_bad(Counts(total - bad, total), o.target, o.fast_burn),
-            fresh=True,
-            pairs=(PairState("1h/5m", "page", 3600, 300, 14.4, 20, 20, firing),)
-            if scope == ""
-            else (),
-        )
-        return incident_update(judgement=judgement, now=now or self.now())
 
 
 def test_two_bad_windows_in_a_row_open_one_incident_since_the_first() -> None:
@@ -132,32 +53,6 @@ def test_a_calm_window_reads_no_others() -> None:
     assert any("LIMIT 40" in query["sql"] for query in asked)
 
 
-def test_the_story_is_told_without_its_evidence_until_that_is_asked_for() -> None:
-    story = Story()
-    story.judge(80)
-    incident = story.judge(80)
-    assert incident is not None
-    for age in range(3):
-        found = incident.diagnoses.create(
-            cause="slow_host",
-            score=0.9,
-            because="the host is slow",
-            made_at=story.now() - age * WINDOW,
-            window_start=START,
-            window_end=story.now(),
-        )
-        found.evidence.create(cause="slow_host", supports=True, sentence=f"look {age}")
-    with CaptureQueriesContext(connection) as asked:
-        (one,) = incidents_open(story.tenant)
-        told = tell(one)
-        assert told.because == "the host is slow"
-    assert not any("diagnosis_evidence" in query["sql"] for query in asked)
-    with CaptureQueriesContext(connection) as asked:
-        assert [fact.sentence for fact in told.evidence_for] == ["look 0"]
-        assert told.evidence_against == []
-    assert len(asked) == 1
-
-
 def test_few_events_open_nothing() -> None:
     story = Story()
     for _ in range(6):
@@ -186,9 +81,7 @@ def test_a_hole_in_time_is_no_row() -> None:
 
 
 def test_four_good_windows_close_and_a_bad_one_starts_the_count_again() -> None:
-    story = Story()
-    story.judge(80)
-    story.judge(80)
+    story, _incident = opened()
     for bad in (1, 0, 2, 50, 1, 1, 0):
         incident = story.judge(bad)
         assert incident is not None
@@ -200,9 +93,7 @@ def test_four_good_windows_close_and_a_bad_one_starts_the_count_again() -> None:
 
 
 def test_between_good_and_bad_an_incident_stays_open() -> None:
-    story = Story()
-    story.judge(80)
-    story.judge(80)
+    story, _incident = opened()
     for _ in range(10):
         incident = story.judge(20)  # the bar to open is 30 %, the promise 5 %
         assert incident is not None
@@ -211,10 +102,9 @@ def test_between_good_and_bad_an_incident_stays_open() -> None:
 
 
 def _closed() -> tuple[Story, Incident]:
-    story = Story()
-    incident = None
-    for bad in (80, 80, 0, 0, 0, 0):
-        incident = story.judge(bad)
+    story, _incident = opened()
+    for _ in range(4):
+        incident = story.judge(0)
     assert incident is not None
     assert incident.state == Incident.State.CLOSED
     return story, incident
@@ -322,10 +212,7 @@ def test_what_is_over_is_not_opened_by_windows_from_before_its_end() -> None:
 
 
 def test_an_incident_nobody_measures_any_more_lapses_and_says_so() -> None:
-    story = Story()
-    story.judge(80)
-    incident = story.judge(80)
-    assert incident is not None
+    story, incident = opened()
     hour = timedelta(hours=1)
     assert incidents_lapse(tenant=story.tenant, now=story.now() + hour - timedelta(minutes=1)) == []
     assert incidents_lapse(tenant=story.tenant, now=story.now() + hour) == [incident]
@@ -335,18 +222,14 @@ def test_an_incident_nobody_measures_any_more_lapses_and_says_so() -> None:
 
 
 def test_an_incident_of_an_objective_that_was_switched_off_lapses() -> None:
-    story = Story()
-    story.judge(80)
-    incident = story.judge(80)
+    story, incident = opened()
     Objective.objects.update(enabled=False)
     assert incidents_lapse(tenant=story.tenant, now=story.now()) == [incident]
     assert "until the objective was switched off" in tell(Incident.objects.get()).what
 
 
 def test_an_engine_nobody_hears_does_not_cover_for_the_service() -> None:
-    story = Story()
-    story.judge(80)
-    assert story.judge(80) is not None
+    story, _incident = opened()
     for _ in range(3):
         story.judge(0, 0, signal=Signal.STALE)
         assert story.judge(80, scope="", same_window=True) is None, "it was heard a moment ago"
@@ -358,10 +241,7 @@ def test_an_engine_nobody_hears_does_not_cover_for_the_service() -> None:
 
 
 def test_an_incident_of_weeks_is_still_explained() -> None:
-    story = Story()
-    story.judge(80)
-    incident = story.judge(80)
-    assert incident is not None
+    story, incident = opened()
     story.window += 110_000
     story.judge(80)
     scene = scene_of(incident=incident, reader=MemoryReader(), now=story.now())
@@ -385,72 +265,3 @@ def test_a_burn_pair_opens_only_while_windows_are_not_good() -> None:
 )
 def test_good_is_what_a_kept_promise_would_show(bad: int, total: int, good: bool) -> None:
     assert window_is_good(Counts(total - bad, total), 0.95) is good
-
-
-def explained(incident: Incident, cause: str, at: datetime) -> None:
-    Diagnosis.objects.create(
-        incident=incident, cause=cause, score=0.0, because=f"of {cause}", made_at=at,
-        window_start=at, window_end=at,
-    )  # fmt: skip
-
-
-REST = "; what goes on since is not explained"
-
-
-def test_an_unknown_rest_takes_nothing_back_from_what_a_kept_change_cured() -> None:
-    ttft = Story()
-    ttft.judge(90)
-    incident = ttft.judge(90)
-    assert incident is not None
-    explained(incident, "running_cap_too_small", ttft.now())
-    explained(incident, "unknown", ttft.now(4))
-    assert tell(incident).cause == "unknown"
-    for _ in range(2):
-        diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(3))
-    for good_windows in (0, 1):
-        incident.good_windows = good_windows
-        assert tell(incident).cause == "running_cap_too_small"
-        assert tell(incident).because == "of running_cap_too_small" + REST
-    incident.state = Incident.State.CLOSED
-    assert tell(incident).because == "of running_cap_too_small", "nothing goes on"
-    explained(incident, "slow_host", ttft.now(8))
-    assert tell(incident).because == "of slow_host"
-
-
-def test_what_is_left_after_a_cure_is_looked_at_while_it_goes_on() -> None:
-    ttft = Story()
-    ttft.judge(90)
-    incident = ttft.judge(90)
-    assert incident is not None
-    explained(incident, "running_cap_too_small", ttft.now())
-    diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(1))
-    assert tell(incident).because == "of running_cap_too_small"
-    late = ttft.now(1000)
-    assert diagnosis_due(incident, now=late)
-    incident.good_windows = 1
-    assert not diagnosis_due(incident, now=late), "nothing goes on"
-
-
-def test_the_cure_of_a_second_fault_cures_the_explanation_that_named_it() -> None:
-    ttft = Story()
-    ttft.judge(90)
-    incident = ttft.judge(90)
-    assert incident is not None
-    explained(incident, "slow_host", ttft.now())
-    also = [{"cause": "running_cap_too_small", "score": 0.7, "because": "31 wait"}]
-    Diagnosis.objects.update(also=also)
-    diagnosis_confirm(incident=incident, cause="running_cap_too_small", acted_at=ttft.now(3))
-    assert Diagnosis.objects.get().cured
-
-
-def test_what_was_cured_before_an_incident_came_back_does_not_explain_why() -> None:
-    ttft = Story()
-    ttft.judge(90)
-    incident = ttft.judge(90)
-    assert incident is not None
-    explained(incident, "slow_host", ttft.now())
-    diagnosis_confirm(incident=incident, cause="slow_host", acted_at=ttft.now())
-    incident.bad_again_since = ttft.now(10)
-    incident.save()
-    explained(incident, "unknown", ttft.now(12))
-    assert tell(incident).cause == "unknown"

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from controlplane.fleet.models import Command, Engine, Node
 from controlplane.fleet.services import command_create, sync
 from controlplane.web.knobs import configuration
+from tests.controlplane.web.answers import text
 from tests.controlplane.web.world import (
     RESOURCE,
     World,
@@ -23,11 +24,6 @@ from tests.controlplane.web.world import (
     send_metrics,
     world,
 )
-
-
-def text(answer: Any, status: int = 200) -> str:
-    assert answer.status_code == status, answer.content
-    return str(answer.content.decode())
 
 
 def told(made: World, value: int = 32) -> Command:

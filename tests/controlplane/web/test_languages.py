@@ -11,6 +11,7 @@ from django.utils import translation
 
 from controlplane.web.templatetags.ui import duration, reason
 from tests.catalogues import compile_all
+from tests.controlplane.web.answers import text
 from tests.controlplane.web.world import BECAUSE, World
 
 # Written down by the loop or by a person, or a term of the field in an indicator's own words.
@@ -28,11 +29,6 @@ CHINESE = {"HTTP_ACCEPT_LANGUAGE": "zh-CN,zh;q=0.9"}
 @pytest.fixture(scope="module", autouse=True)
 def catalogues() -> None:
     compile_all()
-
-
-def text(answer: Any) -> str:
-    assert answer.status_code == 200, answer.content
-    return str(answer.content.decode())
 
 
 def test_a_browser_that_prefers_chinese_gets_chinese(ada: Any, full: World) -> None:

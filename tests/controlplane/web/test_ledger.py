@@ -12,14 +12,10 @@ from controlplane.actions.models import Action, Priority, State
 from controlplane.actions.policies import freeze
 from controlplane.fleet.models import Engine
 from controlplane.web.pages import ledger
+from tests.controlplane.web.answers import text
 from tests.controlplane.web.furnished import ledger as lived
 from tests.controlplane.web.furnished import past
 from tests.controlplane.web.world import World, world
-
-
-def text(answer: Any, status: int = 200) -> str:
-    assert answer.status_code == status, answer.content
-    return str(answer.content.decode())
 
 
 def test_an_action_says_what_was_expected_and_what_came_of_it(ada: Any, full: World) -> None:

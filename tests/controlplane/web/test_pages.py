@@ -1,7 +1,8 @@
+"""What the overview, an objective, a trace and a chart say, what they cost, and their errors."""
+
 from __future__ import annotations
 
 import json
-import re
 from datetime import timedelta
 from typing import Any
 
@@ -11,42 +12,30 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from controlplane.accounts import throttle
 from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.services import diagnosis_note
 from controlplane.fleet.models import Node
 from controlplane.fleet.services import sync
-from controlplane.web.forms import TRIES_PER_MIN
-from controlplane.web.story import lines_of
+from tests.controlplane.web.answers import text
 from tests.controlplane.web.world import (
-    BECAUSE,
     TRACE_ID,
     World,
     act,
     end,
     explain,
     heartbeat,
-    incident,
     member,
     world,
 )
 
-PAGES = ("/", "/objectives/", "/objectives/ttft/", "/incidents/")
 # A standing costs about a dozen look-ups; what all objectives share comes on top.
 QUERIES_PER_OBJECTIVE_MAX = 30
 QUERIES_MAX = 30
 
 
-def text(answer: Any) -> str:
-    assert answer.status_code == 200, answer.content
-    return str(answer.content.decode())
-
-
-# --- what a page says -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("address", [*PAGES, "/objectives/code-e2e/"])
+@pytest.mark.parametrize(
+    "address", ["/", "/objectives/", "/objectives/ttft/", "/incidents/", "/objectives/code-e2e/"]
+)
 def test_pages_stand_before_anything_was_measured(ada: Any, empty: World, address: str) -> None:
     said = text(ada(empty).get(address))
     assert "100 %" not in said
@@ -158,183 +147,6 @@ def test_objective_says_why_its_data_cannot_answer(ada: Any, full: World) -> Non
     assert "threshold_ms=500: allowed: 250, 1000" in text(ada(full).get("/objectives/ttft/"))
 
 
-def test_incident_shows_evidence_rivals_action_and_message(ada: Any, full: World) -> None:
-    found = Incident.objects.get()
-    said = text(ada(full).get(f"/incidents/{found.pk}/"))
-    assert said.count('class="spark"') == 6
-    assert "vllm:num_requests_waiting" in said
-    assert "a step takes 31 ms, as long as before" in said
-    assert "within bounds, hot, one step of two" in said
-    assert "chat-oncall" in said
-    assert reverse("trace", args=[TRACE_ID]) in said
-
-
-def test_incident_repeats_nothing_of_its_message(ada: Any, full: World) -> None:
-    said = text(ada(full).get(f"/incidents/{Incident.objects.get().pk}/"))
-    told = said.partition('id="told"')[2].partition("</section>")[0]
-    assert told.count("184 of 412 requests missed") == 1
-    assert told.count(BECAUSE) == 1
-
-
-def test_incident_tells_its_steps_in_the_order_they_had(ada: Any, full: World) -> None:
-    """The agent may be quicker than the chat, and the chat quicker than the agent."""
-    found, action = Incident.objects.get(), Action.objects.get()
-    (delivery,) = found.deliveries.all()
-    ada(full)
-
-    def steps() -> list[str]:
-        (line,) = lines_of([Incident.objects.get()])
-        return [step.word for step in line.steps]
-
-    assert action.applied_at is not None
-    for later_s, words in (
-        (1, ["detected", "explained", "acted", "told", "verifying"]),
-        (-1, ["detected", "explained", "told", "acted", "verifying"]),
-    ):
-        delivery.sent_at = action.applied_at + timedelta(seconds=later_s)
-        delivery.save()
-        assert steps() == words
-    delivery.state, delivery.sent_at = "pending", None
-    delivery.save()
-    assert steps() == ["detected", "explained", "acted", "tell", "verifying"]
-    delivery.state = "failed"
-    delivery.save()
-    assert steps() == ["detected", "explained", "not told", "acted", "verifying"]
-
-
-def test_incident_tells_every_attempt_and_when_the_next_may_come(ada: Any, full: World) -> None:
-    found, first = Incident.objects.get(), Action.objects.get()
-    at = found.opened_at
-    end(first, State.ROLLED_BACK, at + timedelta(seconds=60))
-    second = act(full, found, at + timedelta(seconds=70), State.VERIFYING)
-    second.changes = {"max_num_seqs": {"from": 8, "to": 64}}
-    end(second, State.ROLLED_BACK, at + timedelta(seconds=150))
-
-    def steps() -> list[tuple[str, str]]:
-        (line,) = lines_of([Incident.objects.get()])
-        return [(step.word, step.note) for step in line.steps][3:]
-
-    tried = [
-        ("acted", "max_num_seqs=32"), ("rolled back", ""),
-        ("acted", "max_num_seqs=64"), ("rolled back", ""),
-    ]  # fmt: skip
-    assert steps() == [*tried, ("look again", "")]
-    diagnosis = explain(full, found, at + timedelta(seconds=180))
-    assert steps() == tried
-    until = at + timedelta(seconds=330)
-    diagnosis_note(diagnosis=diagnosis, no_action="just tried this way", next_try_at=until)
-    assert steps() == [*tried, ("next try from", "")]
-    assert "next try from <time" in text(ada(full).get("/"))
-    for seconds in (160, 165):
-        end(act(full, found, at + timedelta(seconds=seconds), State.VERIFYING), State.ROLLED_BACK,
-            at + timedelta(seconds=seconds + 4))  # fmt: skip
-    assert ("1 attempt", "") in steps()
-    last = found.actions.latest("created_at")
-    found.actions.filter(pk=last.pk).update(state=State.ROLLBACK_FAILED)
-    assert steps()[-2:] == [("rollback failed", ""), ("wait for a person", "")]
-
-
-def test_incident_says_when_no_window_of_a_trial_counted(ada: Any, full: World) -> None:
-    action = Action.objects.get()
-    end(action, State.ROLLED_BACK, full.now)
-    action.outcome["after"] = {"good": 0.0, "total": 0.0}
-    action.save()
-    client = ada(full)
-    for address in (f"/incidents/{Incident.objects.get().pk}/", "/actions/"):
-        said = text(client.get(address))
-        assert "no window counted" in said
-        assert "0 requests" not in said
-
-
-def test_incident_says_what_its_numbers_leave_out(ada: Any, full: World) -> None:
-    client, found = ada(full), Incident.objects.get()
-    said = text(client.get(f"/incidents/{found.pk}/"))
-    assert "Counted from the first of the control windows in a row that missed by far." in said
-    missed = re.search(r"In the hour before, (\d+) of ([\d\u202f]+) missed as well", said)
-    assert missed is not None
-    assert 0 < int(missed[1]) < int(missed[2].replace("\u202f", ""))
-    Incident.objects.update(trigger="burn 1h/5m", scope="engine-9")
-    said = text(client.get(f"/incidents/{found.pk}/"))
-    assert "when 1\u00a0h burned too fast" in said
-    assert "In the hour before" not in said
-
-
-def test_incident_says_once_what_a_look_and_p_are(ada: Any, full: World) -> None:
-    client, found = ada(full), Incident.objects.get()
-    address = f"/incidents/{found.pk}/"
-    assert "A look compares" not in text(client.get(address))  # nothing was judged yet
-    end(Action.objects.get(), State.ROLLED_BACK, full.now)
-    end(act(full, found, full.now, State.VERIFYING), State.VERIFIED, full.now)
-    said = text(client.get(address))
-    assert said.count("such a fall by chance: ") == 2
-    assert said.count("A look compares") == 1
-
-
-def test_a_rise_is_no_fall_that_chance_may_have_made(ada: Any, full: World) -> None:
-    action = Action.objects.get()
-    end(action, State.ROLLED_BACK, full.now)
-    action.outcome |= {"after": {"good": 133, "total": 343}, "p_value": 0.999}
-    action.save()
-    client = ada(full)
-    for address in (f"/incidents/{Incident.objects.get().pk}/", "/actions/"):
-        said = text(client.get(address))
-        assert "61.2\u00a0%" in said
-        assert "fall by chance:" not in said
-
-
-def test_one_request_is_said_as_one(ada: Any, full: World) -> None:
-    action = Action.objects.get()
-    end(action, State.ROLLED_BACK, full.now)
-    action.outcome["after"] = {"good": 0.0, "total": 1.0}
-    action.save()
-    client = ada(full)
-    assert "of 1 request<" in text(client.get(f"/incidents/{Incident.objects.get().pk}/"))
-    assert "missed, 1 request<" in text(client.get("/actions/"))
-
-
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        (
-            State.VERIFIED,
-            (
-                "44.7 % of requests missed the objective before",
-                "verified",
-                "such a fall by chance: under 0.01\u00a0%",
-            ),
-        ),
-        (State.ROLLED_BACK, ("39 % of requests still missed", "rolled back", "inconclusive")),
-    ],
-)
-def test_incident_tells_the_outcome(
-    ada: Any, full: World, state: State, words: tuple[str, ...]
-) -> None:
-    end(Action.objects.get(), state, full.now)
-    said = text(ada(full).get(f"/incidents/{Incident.objects.get().pk}/"))
-    for word in words:
-        assert word in said
-
-
-def test_incident_says_what_comes_after_a_change_that_did_not_help(ada: Any, full: World) -> None:
-    end(Action.objects.get(), State.ROLLED_BACK, full.now)
-    found = Incident.objects.get()
-    diagnosis = found.diagnoses.get()
-    diagnosis.facts["no_action"] = "max_num_seqs was just tried this way; waiting 3 min"
-    diagnosis.save()
-    assert "max_num_seqs was just tried this way; waiting 3 min." in text(
-        ada(full).get(f"/incidents/{found.pk}/")
-    )
-
-
-def test_incident_without_a_cause_says_so(ada: Any, empty: World) -> None:
-    found = incident(empty)
-    found.diagnoses.update(cause="unknown", score=0.3, because="no cause has enough evidence")
-    found.actions.all().delete()
-    said = text(ada(empty).get(f"/incidents/{found.pk}/"))
-    assert "Nothing is changed, because the evidence carries no cause." in said
-    assert "No cause has enough evidence." in said
-
-
 def test_trace_says_where_the_time_went_and_names_the_gap(ada: Any, full: World) -> None:
     said = text(ada(full).get(f"/traces/{TRACE_ID}/"))
     assert "waiting in the queue" in said
@@ -382,68 +194,6 @@ def test_series_sums_windows_for_wider_ranges(ada: Any, full: World) -> None:
     drawn = json.loads(text(ada(full).get("/series/ttft/?minutes=1440")))
     assert drawn["step_s"] == 300
     assert len(drawn["x"]) == 288
-
-
-# --- who may see it -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("address", [*PAGES, f"/traces/{TRACE_ID}/", "/series/ttft/"])
-def test_anonymous_signs_in_first(client: Client, empty: World, address: str) -> None:
-    answer = client.get(address)
-    assert answer.status_code == 302
-    assert answer["Location"].startswith("/login/?next=")
-
-
-def test_a_stranger_in_no_tenant_is_told_whom_to_ask(client: Client, empty: World) -> None:
-    user = member(empty.tenant)
-    user.memberships.all().delete()
-    client.force_login(user)
-    answer = client.get("/")
-    assert answer.status_code == 403
-    assert "You belong to no tenant yet" in answer.content.decode()
-
-
-def test_another_tenants_things_are_not_found(ada: Any, full: World) -> None:
-    found = Incident.objects.get()
-    other = world("other")
-    other.objectives["ttft"].delete()
-    client = ada(other)
-    for address in (
-        f"/incidents/{found.pk}/", "/objectives/ttft/", "/series/ttft/", f"/traces/{TRACE_ID}/",
-    ):  # fmt: skip
-        assert client.get(address).status_code == 404, address
-    assert "184 of 412" not in text(client.get("/"))
-    assert "184 of 412" not in text(client.get("/incidents/"))
-
-
-def test_a_password_is_not_guessed_at_speed(
-    client: Client, empty: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1_000.0
-    monkeypatch.setattr(throttle.time, "monotonic", lambda: now)
-    member(empty.tenant, "guessed")
-    wrong = {"username": "guessed", "password": "wrong"}
-    tries = [text(client.post("/login/", wrong)) for _ in range(TRIES_PER_MIN + 1)]
-    assert ["Too many tries" in page for page in tries] == [False] * TRIES_PER_MIN + [True]
-    for way_round in ({"username": "ｇuessed"}, {"password": ""}, {}):
-        page = text(client.post("/login/", wrong | way_round))
-        assert "Too many tries" in page, way_round
-    right = {"username": "guessed", "password": "a long enough password"}
-    assert "Too many tries" in text(client.post("/login/", right))
-    elsewhere = client.post("/login/", right, REMOTE_ADDR="192.0.2.7")
-    assert elsewhere["Location"] == "/"
-    now += 60 / TRIES_PER_MIN
-    assert Client().post("/login/", right)["Location"] == "/"
-
-
-def test_sign_in_and_out(client: Client, empty: World) -> None:
-    member(empty.tenant)
-    assert "do not match" in text(client.post("/login/", {"username": "ada", "password": "wrong"}))
-    answer = client.post("/login/", {"username": "ada", "password": "a long enough password"})
-    assert answer["Location"] == "/"
-    assert "Sign out" in text(client.get("/"))
-    assert client.post("/logout/")["Location"] == "/login/"
-    assert client.get("/").status_code == 302
 
 
 # --- what it costs --------------------------------------------------------------------------------
@@ -494,16 +244,6 @@ def test_unknown_addresses_say_so_in_the_same_look(ada: Any, empty: World) -> No
 @pytest.mark.parametrize("address", ["/?part=none", "/?minutes=7", "/series/ttft/?minutes=x"])
 def test_unknown_parts_and_ranges_are_not_found(ada: Any, empty: World, address: str) -> None:
     assert ada(empty).get(address).status_code == 404
-
-
-def test_an_expired_form_says_what_to_do(empty: World) -> None:
-    answer = Client(enforce_csrf_checks=True).post("/login/", {"username": "a", "password": "b"})
-    assert answer.status_code == 403
-    assert "This form has expired." in answer.content.decode()
-
-
-def test_pages_cannot_be_written_to(ada: Any, empty: World) -> None:
-    assert ada(empty).post("/").status_code == 405
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics"])

@@ -12,14 +12,10 @@ from django.utils import timezone
 from controlplane.accounts.models import AuditEntry, Membership
 from controlplane.actions.models import Policy
 from controlplane.actions.policies import freeze, policy_set, policy_values
+from tests.controlplane.web.answers import text
 from tests.controlplane.web.world import World, world
 
 EDIT = "/policies/edit/"
-
-
-def text(answer: Any, status: int = 200) -> str:
-    assert answer.status_code == status, answer.content
-    return str(answer.content.decode())
 
 
 def said(page: str) -> str:

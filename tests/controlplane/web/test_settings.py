@@ -17,16 +17,12 @@ from controlplane.web.forms import TRIES_PER_MIN
 from controlplane.web.pages import settings_audit
 from tests.controlplane.alerts.conftest import receiver  # noqa: F401 -- a fixture
 from tests.controlplane.alerts.receiver import Receiver
+from tests.controlplane.web.answers import text
 from tests.controlplane.web.furnished import furnish, reach
 from tests.controlplane.web.world import PASSWORD, World, world
 
 PAGES = ("channels", "deliveries", "silences", "tokens", "members", "audit")
 PATH = "T0KEN-in-the-path"
-
-
-def text(answer: Any, status: int = 200) -> str:
-    assert answer.status_code == status, answer.content
-    return str(answer.content.decode())
 
 
 @pytest.fixture

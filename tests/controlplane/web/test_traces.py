@@ -12,15 +12,11 @@ from django.test import Client
 from controlplane.web.filters import BadFilter
 from controlplane.web.heat import BOUNDS_S, heat, whole_windows
 from controlplane.web.search import asked
+from tests.controlplane.web.answers import text
 from tests.controlplane.web.world import TRACE_ID, World, member, world
 from tracing.types import HeatCell, StoreError, TraceSearch
 
 NOW = datetime(2026, 3, 1, 12, 0, 7, tzinfo=UTC)
-
-
-def text(answer: Any, status: int = 200) -> str:
-    assert answer.status_code == status, answer.content
-    return str(answer.content.decode())
 
 
 def ids(said: str) -> list[str]:

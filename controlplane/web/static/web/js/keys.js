@@ -30,6 +30,14 @@
   // On a narrow screen tabs are one line that scrolls: begin where the page is.
   for (const here of document.querySelectorAll(".tabs > [aria-current]"))
     here.scrollIntoView({ block: "nearest", inline: "center" });
+  // A browser leaves a tab that is cut off as it is.
+  for (const tabs of document.querySelectorAll(".tabs"))
+    tabs.addEventListener("focusin", (event) => event.target.scrollIntoView({ block: "nearest", inline: "nearest" }));
+  // What opens over the page closes when the focus goes on below it.
+  document.addEventListener("focusin", (event) => {
+    for (const open of document.querySelectorAll(":popover-open"))
+      if (!open.contains(event.target)) open.hidePopover();
+  });
   let went = 0;
   addEventListener("keydown", (event) => {
     if (event.target.matches("input, textarea, select") || event.metaKey || event.ctrlKey || event.altKey) return;

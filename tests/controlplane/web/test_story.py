@@ -1,0 +1,219 @@
+"""An incident's page and its story: what is told of each step, and what came of each attempt."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.urls import reverse
+
+from controlplane.actions.models import Action, State
+from controlplane.diagnosis.models import Diagnosis, Incident
+from controlplane.diagnosis.services import diagnosis_confirm, diagnosis_note
+from controlplane.web.story import lines_of
+from tests.controlplane.web.answers import text
+from tests.controlplane.web.world import BECAUSE, TRACE_ID, World, act, end, explain, incident
+
+
+def test_incident_shows_evidence_rivals_action_and_message(ada: Any, full: World) -> None:
+    found = Incident.objects.get()
+    said = text(ada(full).get(f"/incidents/{found.pk}/"))
+    assert said.count('class="spark"') == 6
+    assert "vllm:num_requests_waiting" in said
+    assert "a step takes 31 ms, as long as before" in said
+    assert "within bounds, hot, one step of two" in said
+    assert "chat-oncall" in said
+    assert reverse("trace", args=[TRACE_ID]) in said
+
+
+def test_incident_repeats_nothing_of_its_message(ada: Any, full: World) -> None:
+    said = text(ada(full).get(f"/incidents/{Incident.objects.get().pk}/"))
+    told = said.partition('id="told"')[2].partition("</section>")[0]
+    assert told.count("184 of 412 requests missed") == 1
+    assert told.count(BECAUSE) == 1
+
+
+def test_incident_tells_its_steps_in_the_order_they_had(ada: Any, full: World) -> None:
+    """The agent may be quicker than the chat, and the chat quicker than the agent."""
+    found, action = Incident.objects.get(), Action.objects.get()
+    (delivery,) = found.deliveries.all()
+    ada(full)
+
+    def steps() -> list[str]:
+        (line,) = lines_of([Incident.objects.get()])
+        return [step.word for step in line.steps]
+
+    assert action.applied_at is not None
+    for later_s, words in (
+        (1, ["detected", "explained", "acted", "told", "verifying"]),
+        (-1, ["detected", "explained", "told", "acted", "verifying"]),
+    ):
+        delivery.sent_at = action.applied_at + timedelta(seconds=later_s)
+        delivery.save()
+        assert steps() == words
+    delivery.state, delivery.sent_at = "pending", None
+    delivery.save()
+    assert steps() == ["detected", "explained", "acted", "tell", "verifying"]
+    delivery.state = "failed"
+    delivery.save()
+    assert steps() == ["detected", "explained", "not told", "acted", "verifying"]
+
+
+def test_incident_tells_every_attempt_and_when_the_next_may_come(ada: Any, full: World) -> None:
+    found, first = Incident.objects.get(), Action.objects.get()
+    at = found.opened_at
+    end(first, State.ROLLED_BACK, at + timedelta(seconds=60))
+    second = act(full, found, at + timedelta(seconds=70), State.VERIFYING)
+    second.changes = {"max_num_seqs": {"from": 8, "to": 64}}
+    end(second, State.ROLLED_BACK, at + timedelta(seconds=150))
+
+    def steps() -> list[tuple[str, str]]:
+        (line,) = lines_of([Incident.objects.get()])
+        return [(step.word, step.note) for step in line.steps][3:]
+
+    tried = [
+        ("acted", "max_num_seqs=32"), ("rolled back", ""),
+        ("acted", "max_num_seqs=64"), ("rolled back", ""),
+    ]  # fmt: skip
+    assert steps() == [*tried, ("look again", "")]
+    diagnosis = explain(full, found, at + timedelta(seconds=180))
+    assert steps() == tried
+    until = at + timedelta(seconds=330)
+    diagnosis_note(diagnosis=diagnosis, no_action="just tried this way", next_try_at=until)
+    assert steps() == [*tried, ("next try from", "")]
+    assert "next try from <time" in text(ada(full).get("/"))
+    for seconds in (160, 165):
+        end(act(full, found, at + timedelta(seconds=seconds), State.VERIFYING), State.ROLLED_BACK,
+            at + timedelta(seconds=seconds + 4))  # fmt: skip
+    assert ("1 attempt", "") in steps()
+    last = found.actions.latest("created_at")
+    found.actions.filter(pk=last.pk).update(state=State.ROLLBACK_FAILED)
+    assert steps()[-2:] == [("rollback failed", ""), ("wait for a person", "")]
+
+
+def test_incident_tells_what_the_newest_look_found_whatever_was_cured(
+    ada: Any, full: World
+) -> None:
+    found, first = Incident.objects.get(), Action.objects.get()
+    at = found.opened_at
+    end(first, State.VERIFIED, at + timedelta(seconds=60))
+    diagnosis_confirm(incident=found, cause=first.cause, acted_at=at + timedelta(seconds=60))
+    second = act(full, found, at + timedelta(seconds=70), State.ROLLED_BACK)
+    newest = explain(full, found, at + timedelta(seconds=180))
+    Diagnosis.objects.filter(pk=newest.pk).update(cause="unknown")
+    reason = "the cause is not known, so nothing is changed"
+    diagnosis_note(diagnosis=newest, no_action=reason)
+    client = ada(full)
+    said = text(client.get("/?part=story"))
+    assert "what goes on since is not explained" in said
+    assert "The cause is not known, so nothing is changed." in said
+    assert "look again" not in said, "it has looked"
+    end(second, State.VERIFIED, at + timedelta(seconds=150))
+    assert "The cause is not known, so nothing is changed." in text(client.get("/?part=story"))
+    Diagnosis.objects.filter(pk=newest.pk).update(cause=first.cause)
+    until = at + timedelta(seconds=330)
+    diagnosis_note(diagnosis=newest, no_action="just tried this way", next_try_at=until)
+    assert "next try from <time" in text(client.get("/?part=story"))
+
+
+def test_incident_says_when_no_window_of_a_trial_counted(ada: Any, full: World) -> None:
+    action = Action.objects.get()
+    end(action, State.ROLLED_BACK, full.now)
+    action.outcome["after"] = {"good": 0.0, "total": 0.0}
+    action.save()
+    client = ada(full)
+    for address in (f"/incidents/{Incident.objects.get().pk}/", "/actions/"):
+        said = text(client.get(address))
+        assert "no window counted" in said
+        assert "0 requests" not in said
+
+
+def test_incident_says_what_its_numbers_leave_out(ada: Any, full: World) -> None:
+    client, found = ada(full), Incident.objects.get()
+    said = text(client.get(f"/incidents/{found.pk}/"))
+    assert "Counted from the first of the control windows in a row that missed by far." in said
+    missed = re.search(r"In the hour before, (\d+) of ([\d\u202f]+) missed as well", said)
+    assert missed is not None
+    assert 0 < int(missed[1]) < int(missed[2].replace("\u202f", ""))
+    Incident.objects.update(trigger="burn 1h/5m", scope="engine-9")
+    said = text(client.get(f"/incidents/{found.pk}/"))
+    assert "when 1\u00a0h burned too fast" in said
+    assert "In the hour before" not in said
+
+
+def test_incident_says_once_what_a_look_and_p_are(ada: Any, full: World) -> None:
+    client, found = ada(full), Incident.objects.get()
+    address = f"/incidents/{found.pk}/"
+    assert "A look compares" not in text(client.get(address))  # nothing was judged yet
+    end(Action.objects.get(), State.ROLLED_BACK, full.now)
+    end(act(full, found, full.now, State.VERIFYING), State.VERIFIED, full.now)
+    said = text(client.get(address))
+    assert said.count("such a fall by chance: ") == 2
+    assert said.count("A look compares") == 1
+
+
+def test_a_rise_is_no_fall_that_chance_may_have_made(ada: Any, full: World) -> None:
+    action = Action.objects.get()
+    end(action, State.ROLLED_BACK, full.now)
+    action.outcome |= {"after": {"good": 133, "total": 343}, "p_value": 0.999}
+    action.save()
+    client = ada(full)
+    for address in (f"/incidents/{Incident.objects.get().pk}/", "/actions/"):
+        said = text(client.get(address))
+        assert "61.2\u00a0%" in said
+        assert "fall by chance:" not in said
+
+
+def test_one_request_is_said_as_one(ada: Any, full: World) -> None:
+    action = Action.objects.get()
+    end(action, State.ROLLED_BACK, full.now)
+    action.outcome["after"] = {"good": 0.0, "total": 1.0}
+    action.save()
+    client = ada(full)
+    assert "of 1 request<" in text(client.get(f"/incidents/{Incident.objects.get().pk}/"))
+    assert "missed, 1 request<" in text(client.get("/actions/"))
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (
+            State.VERIFIED,
+            (
+                "44.7 % of requests missed the objective before",
+                "verified",
+                "such a fall by chance: under 0.01\u00a0%",
+            ),
+        ),
+        (State.ROLLED_BACK, ("39 % of requests still missed", "rolled back", "inconclusive")),
+    ],
+)
+def test_incident_tells_the_outcome(
+    ada: Any, full: World, state: State, words: tuple[str, ...]
+) -> None:
+    end(Action.objects.get(), state, full.now)
+    said = text(ada(full).get(f"/incidents/{Incident.objects.get().pk}/"))
+    for word in words:
+        assert word in said
+
+
+def test_incident_says_what_comes_after_a_change_that_did_not_help(ada: Any, full: World) -> None:
+    end(Action.objects.get(), State.ROLLED_BACK, full.now)
+    found = Incident.objects.get()
+    diagnosis = found.diagnoses.get()
+    diagnosis.facts["no_action"] = "max_num_seqs was just tried this way; waiting 3 min"
+    diagnosis.save()
+    assert "max_num_seqs was just tried this way; waiting 3 min." in text(
+        ada(full).get(f"/incidents/{found.pk}/")
+    )
+
+
+def test_incident_without_a_cause_says_so(ada: Any, empty: World) -> None:
+    found = incident(empty)
+    found.diagnoses.update(cause="unknown", score=0.3, because="no cause has enough evidence")
+    found.actions.all().delete()
+    said = text(ada(empty).get(f"/incidents/{found.pk}/"))
+    assert "Nothing is changed, because the evidence carries no cause." in said
+    assert "No cause has enough evidence." in said
