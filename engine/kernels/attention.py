@@ -220,7 +220,7 @@ def _launch(
         WIDE=interpreted() and query.dtype == torch.bfloat16,
         # Three products of TF32 parts: float32's accuracy from the matrix unit.
         PRECISION="tf32x3" if query.dtype == torch.float32 else "ieee",
-        warps=4 if queries == 1 and columns <= 128 else 8,
+        warps=4 if queries == 1 and columns * query.element_size() <= 512 else 8,
     )
     if splits > 1:
         rows = 256 if interpreted() else 4
