@@ -289,9 +289,11 @@ def reset_knobs(house: House) -> Settings:
 
 
 def set_back(moved: Settings) -> list[str]:
-    """What an open incident of the last run may still tell of as kept; nothing where it is so."""
+    """A line of the first screen: an open incident may still tell of another value as kept."""
     told = ", ".join(f"{name} {knob['value']} → {knob['default']}" for name, knob in moved.items())
-    return [f"Set back  to the engine's defaults, whatever the last run kept: {told}"] * bool(told)
+    return (
+        [f"Set back  to the engine's defaults, whatever the last run kept: {told}"] if told else []
+    )
 
 
 def demonstrate(house: House, chosen: argparse.Namespace, screen: Screen) -> None:
