@@ -42,5 +42,5 @@ elif reason=$(why "$unreached"); then
     "Set HTTPS_PROXY=http://HOST:PORT, or $mirror to a mirror."
 fi
 echo "$tool failed:" >&2
-{ grep -i error <<<"$said" || echo "$said"; } | head -n 8 >&2
+{ grep -i -m 8 error <<<"$said" || head -n 8 <<<"$said"; } >&2
 exit 1
