@@ -203,6 +203,14 @@ def story_due(incident: Incident, *, now: datetime) -> bool:
     return diagnosis_of(incident) is not None or now > incident.opened_at + wait
 
 
+def advice(unexplained: Diagnosis) -> str:
+    """What a person can do about what is unknown, as the nearest cause has it."""
+    nearest = next(iter(unexplained.rivals), {})
+    if why := nearest.get("no_remedy"):
+        return _("if it is that, %(why)s") % {"why": why}
+    return _("no knob is known to help: a person has to look into it")
+
+
 def cause_label(slug: str) -> str:
     """The translated label of a cause."""
     return _(contract.label(slug))
@@ -216,11 +224,11 @@ def story(incident: Incident) -> Story:
         return Story(what=_what(incident, hits), hits=hits, numbers=_numbers(incident))
     return Story(
         what=_what(incident, hits),
-        because=_because(incident, diagnosis),
+        because=diagnosis.because,
         cause=diagnosis.cause,
         cause_label=cause_label(diagnosis.cause),
         score=diagnosis.score,
-        no_action=str(newest.facts.get("no_action", "")),
+        no_action=_no_action(diagnosis, newest),
         verdict=diagnosis.verdict,
         hits=hits,
         numbers=_numbers(incident) | diagnosis.facts,
@@ -276,11 +284,11 @@ def _what(incident: Incident, hits: Sequence[Hit]) -> str:
     return f"{what}, {_(incident.lapsed)}" if incident.lapsed else what
 
 
-def _because(incident: Incident, told: Diagnosis) -> str:
-    """Why, and that what goes on since it was cured is not explained."""
-    if told == diagnosis_of(incident) or incident.state != Incident.State.OPEN:
-        return told.because
-    return _("%(because)s; what goes on since is not explained") % {"because": told.because}
+def _no_action(told: Diagnosis, newest: Diagnosis) -> str:
+    """Why nothing is tried: where the told one is cured, because the rest is not explained."""
+    if told != newest:
+        return _("what goes on since is not explained, so nothing more is changed")
+    return str(newest.facts.get("no_action", ""))
 
 
 def _numbers(incident: Incident) -> dict[str, Any]:

@@ -228,7 +228,7 @@ def test_a_name_that_is_looked_up_slowly_does_not_hold_the_sender_up(
 def test_a_message_about_very_many_incidents_still_fits(incident: Incident) -> None:
     message = compose(
         Delivery.Event.OPENED, incident=incident, members=[incident] * 1000, story=STORY,
-        doing="", engine="engine-0", links={}, now=NOW,
+        doing="", engine="engine-0", links={}, stuck_since=None, now=NOW,
     )  # fmt: skip
     assert "and 995 more" in message["text"]
     assert len(json.dumps(message)) < post.MESSAGE_BYTES_MAX / 2
