@@ -49,10 +49,10 @@ class Story:
     """An incident in words; actions' part is told by actions.selectors.
 
     `because` is empty until explained, and tells of a second fault as well; `also` lists it.
-    `no_action` says why nothing is tried, as the newest look found, whatever explanation is told.
-    `verdict` is empty, or "infeasible".
-    `hits` are the incident and those that are part of it. The evidence is read when it is asked
-    for: only the page of one incident shows it.
+    `no_action` says why nothing is tried, as the newest look found, whatever explanation is told;
+    `look` is that one where it goes on unexplained after what is told was cured. `verdict` is
+    empty, or "infeasible". `hits` are the incident and those that are part of it. The evidence is
+    read when it is asked for: only the page of one incident shows it.
     """
 
     what: str
@@ -65,6 +65,14 @@ class Story:
     hits: list[Hit] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
+    look: Diagnosis | None = None
+
+    @property
+    def label(self) -> str:
+        """The cause in a few words, and whether it is still the one."""
+        if self.look is None:
+            return self.cause_label
+        return _("%(cause)s, cured; the rest unexplained") % {"cause": self.cause_label}
 
     @property
     def evidence_for(self) -> list[Evidence]:
@@ -80,8 +88,17 @@ class Story:
 
     @property
     def rivals(self) -> list[Rival]:
-        found = _told(self.diagnosis.rivals, self._evidence) if self.diagnosis else []
-        return [_without_claim(each) for each in found]
+        return _rivals(self.diagnosis, self._evidence) if self.diagnosis else []
+
+    @cached_property
+    def nearest(self) -> list[Rival]:
+        """What `look` examined, the nearest cause first."""
+        return _rivals(self.look, list(self.look.evidence.all())) if self.look else []
+
+    @property
+    def advice(self) -> str:
+        """What a person can do about what `look` did not explain."""
+        return advice(self.look) if self.look else ""
 
     @cached_property
     def _evidence(self) -> list[Evidence]:
@@ -205,7 +222,7 @@ def story_due(incident: Incident, *, now: datetime) -> bool:
 
 def advice(unexplained: Diagnosis) -> str:
     """What a person can do about what is unknown, as the nearest cause has it."""
-    nearest = next(iter(unexplained.rivals), {})
+    nearest: dict[str, Any] = next(iter(unexplained.rivals), {})
     if why := nearest.get("no_remedy"):
         return _("if it is that, %(why)s") % {"why": why}
     return _("no knob is known to help: a person has to look into it")
@@ -233,7 +250,12 @@ def story(incident: Incident) -> Story:
         hits=hits,
         numbers=_numbers(incident) | diagnosis.facts,
         diagnosis=diagnosis,
+        look=newest if newest != diagnosis and incident.state == Incident.State.OPEN else None,
     )
+
+
+def _rivals(diagnosis: Diagnosis, evidence: Sequence[Evidence]) -> list[Rival]:
+    return [_without_claim(each) for each in _told(diagnosis.rivals, evidence)]
 
 
 def _without_claim(rival: Rival) -> Rival:
