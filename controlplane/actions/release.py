@@ -24,6 +24,7 @@ from controlplane.actions.models import Action, Mode, Priority, State
 from controlplane.actions.policy import FAILED_STATES, NO_FAULT, node_stop, rules_of, undo_failed
 from controlplane.actions.reconcile import DISPATCH_WITHIN
 from controlplane.actions.selectors import action_in_flight
+from controlplane.diagnosis.cause import SHED_BY_PRIORITY
 from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engine_state, engines_of
@@ -85,13 +86,19 @@ def _is_due(shed: Action, now: datetime) -> bool:
         return False
     if engine_state(engine, now) != "ok" or action_in_flight(engine) or trials_full(engine, now):
         return False
-    burning = Incident.objects.filter(
-        tenant=shed.tenant_id,
+    return not _burning(engine) and now >= _due_at(shed, rules.cool_down_harmful_s)
+
+
+def _burning(engine: Engine) -> bool:
+    """Whether a promise is broken there, and not for the shedding itself, which would never end."""
+    open_ones = Incident.objects.filter(
+        tenant=engine.tenant_id,
         objective__service=engine.service,
         scope__in=(engine.name, ""),
         state=Incident.State.OPEN,
     )
-    return not burning.exists() and now >= _due_at(shed, rules.cool_down_harmful_s)
+    newest = (incident.diagnoses.first() for incident in open_ones)
+    return any(each is None or each.causes != {SHED_BY_PRIORITY} for each in newest)
 
 
 def _due_at(shed: Action, cool_down_s: float) -> datetime:

@@ -1,7 +1,8 @@
 """`trimtab demo`: the whole loop on one machine, under a load that shifts.
 
 Nothing here tells the control plane anything: it starts the same processes an operator would and
-sends requests. Load is a share of what this machine's engine sustains, measured first.
+sends requests. Load is a share of what such an engine sustains beside what watches it, measured
+first.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ from controlplane.demo.screen import Gone, Screen, hung, width
 from controlplane.demo.story import follow
 from controlplane.home import ALLOWED, state_folder
 from engine.load import Request, arrivals, bursts, read_azure_csv
-from engine.replay import Record, Replayer, Status, Summary, summarise
+from engine.replay import Record, Replayer, Status, Summary, calibrate, summarise
 
 WATCH_FOR = (
     "first tokens come late; the page says since when and because of what; a chat message arrives "
     "here; a knob turns; the change is kept or undone by what it did to the requests."
 )
+MEASURED_S = 6.0
 LIVE_EVERY_S = 1.0
 LIVE_OVER_S = 15.0
 ENDINGS = tuple(
@@ -143,7 +145,7 @@ def shifting_load(
     if chosen.trace:
         requests = read_azure_csv(chosen.trace, chosen.scale)
         return requests, f"{chosen.trace.name}, {chosen.scale:g}× as fast"
-    capacity = measured(house, screen)
+    capacity = measured(house, chosen.home, screen)
     share = SCENARIOS["burst"].load if chosen.load is None else chosen.load
     quiet = CALM if chosen.calm is None else chosen.calm
     calm, high = quiet * capacity, share * capacity
@@ -160,9 +162,25 @@ def spoken(seconds: float) -> str:
     return f"{seconds / 60:g} minutes" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-def measured(house: House, screen: Screen) -> float:
-    screen.step("measuring what this machine's engine sustains (6 s)")
-    return house.capacity().requests_per_s
+def measured(house: House, home: Path, screen: Screen) -> float:
+    """Requests a second an engine like the house's sustains in such a house.
+
+    Control plane and agent take their part of the machine, so that an engine alone sustains more.
+    In a house of its own, for a measurement is no traffic.
+    """
+    screen.step("measuring what an engine sustains here beside control plane and agent (6 s)")
+    trial = replace(
+        house,
+        home=home / STORIES / "measuring",
+        ports=Ports.free(),
+        settings={**house.settings, "TRIMTAB_AUTOPILOT": "0"},
+    )
+    try:
+        trial.start()
+        return asyncio.run(calibrate(trial.engine_url, seconds=MEASURED_S)).requests_per_s
+    finally:
+        trial.stop()
+        shutil.rmtree(trial.home, ignore_errors=True)
 
 
 def open_house(house: House, screen: Screen, load: str, watch_for: str) -> None:
@@ -202,7 +220,7 @@ def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: S
     if chosen.minutes:
         story_s = max(pace.window_s, chosen.minutes * 60 - quiet_s)
         scenario = replace(scenario, windows=story_s / pace.window_s)
-    capacity = measured(house, screen)
+    capacity = measured(house, chosen.home, screen)
     requests = scenario.requests(chosen.seed, capacity, quiet_s, story_s)
     load = (
         f"{scenario.calm * capacity:.0f} requests/s, after {spoken(quiet_s)} "

@@ -15,7 +15,14 @@ from typing import Protocol
 
 from controlplane.diagnosis.amounts import ms, several
 from controlplane.diagnosis.capacity import BUSY, WAITING, capacity_per_s, working
-from controlplane.diagnosis.demand import GREW_MIN, arrivals, demand_grew, lengths
+from controlplane.diagnosis.demand import (
+    GREW_MIN,
+    REJECTED,
+    SHED,
+    arrivals,
+    demand_grew,
+    lengths,
+)
 from controlplane.diagnosis.facts import (
     BEYOND_MIN,
     CAP,
@@ -35,7 +42,14 @@ from controlplane.diagnosis.facts import (
     traffic_fact,
 )
 from controlplane.diagnosis.finding import INFEASIBLE, Finding, Wish
-from controlplane.diagnosis.relief import drain_s, engines_more, kept_per_s, shed_wishes
+from controlplane.diagnosis.relief import (
+    SHED_KNOB,
+    counts_shed,
+    drain_s,
+    engines_more,
+    kept_per_s,
+    shed_wishes,
+)
 from controlplane.diagnosis.scene import (
     METRIC_OF,
     STEPS_PER_WINDOW,
@@ -72,8 +86,12 @@ __all__ = [
     "METRIC_OF",
     "PREEMPTIONS",
     "QUEUE_TIME",
+    "REJECTED",
     "RUNNING",
     "SCORE_MIN",
+    "SHED",
+    "SHED_BY_PRIORITY",
+    "SHED_KNOB",
     "STEPS_PER_WINDOW",
     "STEP_TIME",
     "UNKNOWN",
@@ -95,6 +113,7 @@ __all__ = [
     "causes",
     "ceiling_per_s",
     "counts_requests",
+    "counts_shed",
     "demand_grew",
     "drain_s",
     "eager_share",
@@ -118,6 +137,8 @@ __all__ = [
 ]
 
 UNKNOWN = "unknown"
+# The cause that names the turning away of low tiers itself: what is missed ends with that.
+SHED_BY_PRIORITY = "shed_by_priority"
 # A cause is named only from here on (NORMS: without evidence above its bar it is unknown).
 SCORE_MIN = 0.5
 

@@ -9,6 +9,7 @@ GREW_MIN = 1.15
 
 ARRIVALS = "engine:requests_received_total"
 SHED = "engine:requests_shed_total"
+REJECTED = "vllm:admission_rejections_total"
 PROMPT = "vllm:request_prompt_tokens"
 OUTPUT = "vllm:request_generation_tokens"
 

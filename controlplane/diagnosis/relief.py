@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from controlplane.diagnosis.capacity import WAITING
-from controlplane.diagnosis.demand import ARRIVALS, arrivals
+from controlplane.diagnosis.demand import ARRIVALS, REJECTED, SHED, arrivals
 from controlplane.diagnosis.finding import Wish
 from controlplane.diagnosis.scene import STEPS_PER_WINDOW, Scene, percentile
 
@@ -18,12 +18,20 @@ AIM = 0.9  # of the capacity: at all of it the queue stays as long as it is
 LEVELS = {"low": 0, "normal": 1, "high": 2, "realtime": 3}
 
 
+def counts_shed(scene: Scene) -> bool:
+    """Whether who is turned away by their priority is missed by the objective."""
+    counted = scene.objective.spec.get("bad_metrics", ())
+    return scene.objective.measures == "success" and not {REJECTED, SHED}.isdisjoint(counted)
+
+
 def shed_wishes(scene: Scene, capacity: float) -> tuple[tuple[Wish, ...], str]:
     """The lowest threshold that brings the load below AIM of `capacity`, requests a second.
 
     If none does, the highest that leaves the highest tier that arrives. No wish, with the reason,
-    where there is no lower tier to turn away or no knob to do it with.
+    where there is no lower tier to turn away, no knob to do it with, or it would be missed itself.
     """
+    if counts_shed(scene):
+        return (), f"“{scene.objective.name}” counts who is turned away as missed"
     now = scene.engine.number(SHED_KNOB)
     if now is None or not scene.engine.supports(SHED_KNOB):
         return (), "the engine cannot turn requests away by their priority"

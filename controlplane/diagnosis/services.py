@@ -143,7 +143,8 @@ def incident_explain(*, incident: Incident, reader: Reader, now: datetime) -> Di
 def incident_join(*, incident: Incident, diagnosis: Diagnosis) -> None:
     """Makes the incident part of the one opened first with the same engine, time and cause.
 
-    A new cause of its own takes it out again; an unknown one says nothing.
+    But not one that wishes for a remedy part of one that does not: a part's is not taken. A new
+    cause of its own takes it out again; an unknown one says nothing.
     """
     if diagnosis.cause == UNKNOWN:
         return
@@ -153,7 +154,7 @@ def incident_join(*, incident: Incident, diagnosis: Diagnosis) -> None:
             for other in overlapping(incident)
             if other.part_of_id is None
             and (other.opened_at, other.pk) < (incident.opened_at, incident.pk)
-            and diagnosis.cause in _causes_named(other)
+            and _tells_of(other, diagnosis)
         ),
         None,
     )
@@ -217,9 +218,12 @@ def _brief(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _causes_named(incident: Incident) -> set[str]:
-    newest = incident.diagnoses.first()
-    return newest.causes if newest else set()
+def _tells_of(first: Incident, diagnosis: Diagnosis) -> bool:
+    """Whether it names this cause, and wishes for a remedy as well if this one does."""
+    newest = first.diagnoses.first()
+    if newest is None or diagnosis.cause not in newest.causes:
+        return False
+    return bool(newest.remedy) or not diagnosis.remedy
 
 
 def _evidence(diagnosis: Diagnosis, ranking: Ranking) -> list[Evidence]:

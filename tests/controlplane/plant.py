@@ -118,6 +118,10 @@ class Plant:
         self.used = 0  # blocks of the pool
         self.counters: dict[str, float] = defaultdict(float)
         self.labelled: dict[tuple[str, str, str], float] = defaultdict(float)
+        for level in range(4):
+            self.labelled["engine:requests_shed_total", "priority", str(level)] = 0.0
+        for reason in ("shed", "max_num_queued_reqs"):
+            self.labelled["vllm:admission_rejections_total", "reason", reason] = 0.0
         self.histograms: dict[tuple[str, str], list[float]] = {
             (name, phase): [0.0] * (len(bounds) + 2)
             for name, bounds in BOUNDS.items()

@@ -259,6 +259,37 @@ def test_requests_turned_away_by_the_same_queue_are_part_of_the_same_story(tmp_p
     assert "it needs 1 more like engine-0" in told.because
 
 
+def test_a_promise_missed_for_the_low_tiers_turned_away_changes_nothing_and_they_are_served_again(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path, Plant(rate=15.0, priorities={0: 0.4, 1: 0.3, 2: 0.3}, queue_max=400))
+    house.plant.values["max_num_seqs"] = 32
+    house.objective("ttft", TTFT, 500, 0.95)
+    house.answered()
+    rules = {"cool_down_harmful_s": 180}
+    policy_set(tenant=house.tenant, actor="ada", now=house.plant.now, values=rules)
+    house.run(QUIET_S)
+    house.plant.rate = 130.0
+    house.run(200)
+    shed = Action.objects.get()
+    assert shed.changes == {"shed_below_priority": {"from": 0, "to": 2}}, house.outcome()
+    assert shed.state == State.VERIFIED, house.outcome()
+    late = Incident.objects.get(objective__slug="ttft")
+    missed = Incident.objects.get(objective__slug="answered")
+    assert late.state == Incident.State.CLOSED, house.outcome()
+    assert missed.state == Incident.State.OPEN, house.outcome()
+    told = story(incident_get(house.tenant, missed.pk))
+    assert told.cause == "shed_by_priority", house.outcome()
+    assert "requests a second were turned away by their priority (below 2)" in told.because
+
+    house.plant.rate = 20.0
+    house.run(130)
+    missed.refresh_from_db()
+    assert missed.state == Incident.State.OPEN
+    (release,) = shed.undone_by.all()
+    assert release.changes == {"shed_below_priority": {"from": 2, "to": 0}}
+
+
 def test_people_are_told_though_the_explanation_fails(tmp_path: Path) -> None:
     house = House(tmp_path, Plant())
     house.objective("ttft", TTFT, 500, 0.95)

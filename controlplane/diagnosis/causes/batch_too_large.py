@@ -183,7 +183,8 @@ def _tokens_fact(long: Long | None) -> Fact:
 def _grew_fact(scene: Scene, long: Long | None) -> Fact:
     old = scene.histogram(STEP_TIME, reference=True)
     if long is None or old is None or not old.count:
-        return measured("Whether steps were faster before was not measured", False, weight=0.5)
+        text = "Whether steps were faster before was not measured"
+        return measured(text, False, metric=STEP_TIME, weight=0.5)
     before = old.above(long.threshold_s) / old.count
     return measured(
         f"{before:.1%} of the steps took so long before, {long.share:.1%} do now",

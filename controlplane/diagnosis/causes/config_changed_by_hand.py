@@ -15,6 +15,7 @@ from controlplane.diagnosis.cause import (
     KV_USED,
     PREEMPTIONS,
     QUEUE_TIME,
+    REJECTED,
     RUNNING,
     STEP_TIME,
     WAITING,
@@ -44,7 +45,6 @@ CHANGES = "engine:config_changes_total"
 PROMPT = "vllm:request_prompt_tokens"
 STEP_TOKENS = "vllm:iteration_tokens_total"
 PREFILL_TIME = "vllm:request_prefill_time_seconds"
-REJECTED = "vllm:admission_rejections_total"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ EFFECTS: dict[tuple[str, str], tuple[tuple[Effect, ...], tuple[str, ...]]] = {
     ),
     ("shed_below_priority", "up"): (
         (Effect(REJECTED, "rate", "1/s", "requests turned away a second"),),
-        (),
+        ("shed_by_priority",),
     ),
 }
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from controlplane.diagnosis.cause import (
     BUSY,
     INFEASIBLE,
+    REJECTED,
     WAITING,
     Fact,
     Finding,
@@ -40,7 +41,6 @@ BUSY_MIN = 0.5  # of the time that someone waits the engine is in a step: it doe
 QUEUE_MIN = 1.0  # a queue shorter than this is none
 
 FINISHED = "vllm:request_success_total"
-REJECTED = "vllm:admission_rejections_total"
 
 
 class LoadBeyondCapacity:

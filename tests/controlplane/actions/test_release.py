@@ -12,6 +12,7 @@ from controlplane.actions.models import UNDER_WAY, Action, Priority, State, Verd
 from controlplane.actions.orders import action_clear, action_reject
 from controlplane.actions.policies import freeze, policy_set
 from controlplane.actions.selectors import sentence
+from controlplane.diagnosis.cause import SHED_BY_PRIORITY
 from controlplane.diagnosis.models import Diagnosis, Incident
 from slo.models import Reading
 from tests.controlplane.actions.test_interleavings import WINDOW_S, World
@@ -147,6 +148,20 @@ def test_not_while_it_burns_nor_in_a_freeze_nor_when_observing(
     policy_set(tenant=world.tenant, actor="ada", now=world.now, values={"mode": "observe"})
     wait(world, 3)
     assert not releases()
+
+
+@pytest.mark.parametrize(("also", "ends"), [([], True), ([{"cause": "slow_host"}], False)])
+def test_a_promise_missed_for_the_shedding_itself_does_not_hold_up_its_end(
+    world: Shedding, shed: Action, also: list[dict[str, str]], ends: bool
+) -> None:
+    """It is missed as long as people are turned away: waiting for its end would never end."""
+    Incident.objects.update(state=Incident.State.OPEN)
+    Diagnosis.objects.create(
+        incident=world.incident, made_at=world.now, cause=SHED_BY_PRIORITY, score=1, also=also,
+        because="turned away", window_start=world.now, window_end=world.now,
+    )  # fmt: skip
+    wait(world, 14)
+    assert bool(releases()) is ends
 
 
 def test_asking_a_person_first_where_the_policy_says_so(world: Shedding, shed: Action) -> None:

@@ -14,6 +14,7 @@ from controlplane.diagnosis.cause import causes
 from controlplane.diagnosis.ranking import Ranking, rank
 from controlplane.diagnosis.scene import EngineFacts, ObjectiveFacts, Scene
 from controlplane.diagnosis.staging import changes_of, reference_of
+from slo.indicator import indicators
 from tests.controlplane.plant import START, Plant
 from tracing.types import Grid
 
@@ -34,7 +35,7 @@ GAP = ObjectiveFacts(
     20,
 )
 ANSWERED = ObjectiveFacts(
-    "answered", "Requests answered", "success", {"source": "metric"}, 0.99, None
+    "answered", "Requests answered", "success", indicators()["success"].clean({}), 0.99, None
 )
 QUIET_S, BAD_S = 180.0, 60.0
 
@@ -103,6 +104,17 @@ def _set(**mechanics: Any) -> Callable[[Plant], object]:
 
 def _edit(**values: Any) -> Callable[[Plant], object]:
     return lambda p: p.apply(values, by="alice")
+
+
+def _too_many(**values: Any) -> Callable[[Plant], object]:
+    """More than it serves at any setting, until low tiers are turned away; a queue is left."""
+
+    def happens(p: Plant) -> None:
+        p.rate = 140.0
+        p.run_until(QUIET_S + 4)
+        p.apply(values)
+
+    return happens
 
 
 FAULTS = (
@@ -197,6 +209,20 @@ FAULTS = (
         TTFT,
         lambda seed: plant(seed, cap=8, rate=15.0),
         _set(rate=120.0),
+    ),
+    Fault(
+        "low tiers turned away from a load beyond capacity, whose queue is there still",
+        "shed_by_priority",
+        ANSWERED,
+        lambda seed: plant(seed, rate=25.0, priorities={0: 0.4, 1: 0.3, 2: 0.3}),
+        _too_many(shed_below_priority=2),
+    ),
+    Fault(
+        "low tiers turned away by hand",
+        "config_changed_by_hand",
+        ANSWERED,
+        lambda seed: plant(seed, rate=25.0, priorities={0: 0.4, 1: 0.3, 2: 0.3}),
+        _edit(shed_below_priority=1),
     ),
     Fault(
         "the cap lowered by hand",

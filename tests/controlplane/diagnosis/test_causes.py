@@ -11,6 +11,7 @@ import pytest
 from controlplane.diagnosis.cause import SCORE_MIN, Finding, causes
 from controlplane.diagnosis.scene import ObjectiveFacts
 from tests.controlplane.diagnosis.scenes import (
+    ANSWERED,
     BAD_S,
     GAP,
     QUIET_S,
@@ -279,6 +280,81 @@ def test_a_load_that_the_tiers_left_can_carry_is_not_beyond_capacity() -> None:
     engine.values["shed_below_priority"] = 1
     trouble(engine, rate=100.0)
     assert examine("load_beyond_capacity", engine, TTFT).score < SCORE_MIN
+
+
+def turned_away(**mechanics: Any) -> Plant:
+    """Twice what it serves, of which Trimtab turns the low half away."""
+    engine = plant(rate=25.0, priorities={0: 0.5, 1: 0.3, 2: 0.2}, **mechanics)
+    engine.run_until(QUIET_S)
+    engine.apply({"shed_below_priority": 1})
+    return trouble(engine, rate=100.0)
+
+
+def test_who_is_turned_away_by_priority_is_why_not_all_are_answered() -> None:
+    found = examine("shed_by_priority", turned_away(), ANSWERED)
+    assert found.score == 1, [fact.sentence for fact in found.evidence if not fact.supports]
+    shed, received = found.facts["shed_per_s"], found.facts["received_per_s"]
+    assert shed / received == pytest.approx(0.5, abs=0.05)
+    said = f"{shed:.3g} of {received:.3g} requests a second were turned away by their priority"
+    assert found.because.startswith(f"{said} (below 1), from 00:03:00 to ")
+    knob = next(fact.sentence for fact in found.evidence if fact.metric == "engine:knob")
+    assert knob == (
+        "shed_below_priority is 1; trimtab-agent changed it from 0 to 1 at 00:03:05 UTC"
+    )
+    assert found.remedy == ()
+    assert "it serves again, on trial, once no other promise is broken" in found.no_remedy
+
+
+def test_turning_away_explains_nothing_that_does_not_count_it() -> None:
+    found = examine("shed_by_priority", turned_away(), TTFT)
+    assert found.score < SCORE_MIN
+    assert "does not count who is turned away as missed" in refuted_by(found)
+
+
+def test_what_a_full_queue_turns_away_is_not_turned_away_by_priority() -> None:
+    engine = plant(rate=25.0, priorities={0: 0.1, 1: 0.9}, queue_max=20)
+    engine.run_until(QUIET_S)
+    engine.apply({"shed_below_priority": 1})
+    found = examine("shed_by_priority", trouble(engine, rate=180.0), ANSWERED)
+    assert found.score < SCORE_MIN
+    assert re.search(r"\d+ of the \d+ missed were turned away", refuted_by(found))
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        ("engine:requests_shed_total", "turned away by their priority was not measured"),
+        ("vllm:admission_rejections_total", "No request was seen to be missed"),
+    ],
+)
+def test_what_was_not_measured_is_not_said_to_be_turned_away(metric: str, says: str) -> None:
+    engine = turned_away()
+    del engine.store.samples[metric]
+    found = examine("shed_by_priority", engine, ANSWERED)
+    assert found.score < SCORE_MIN
+    assert says in refuted_by(found)
+
+
+def test_turning_away_is_not_named_where_no_agent_reads_the_threshold() -> None:
+    engine = turned_away()
+    engine.values.clear()
+    engine.knobs = dict  # type: ignore[method-assign]
+    found = examine("shed_by_priority", engine, ANSWERED)
+    assert found.score < SCORE_MIN
+    assert "no agent reads it" in refuted_by(found)
+
+
+@pytest.mark.parametrize("cause", ["load_beyond_capacity", "kv_pool_exhausted"])
+def test_nobody_is_turned_away_for_a_promise_that_counts_it_as_missed(cause: str) -> None:
+    tiers = {0: 0.5, 1: 0.3, 2: 0.2}
+    engine = plant(cap=64, rate=12.0, output=60, kv_tokens=4000, queue_max=50, priorities=tiers)
+    trouble(engine, output=240, prompt=160, rate=140.0)
+    shed = [w.knob for w in examine(cause, engine, TTFT).remedy if w.knob == "shed_below_priority"]
+    assert shed
+    found = examine(cause, engine, ANSWERED)
+    assert "shed_below_priority" not in [wish.knob for wish in found.remedy]
+    if not found.remedy and cause == "load_beyond_capacity":
+        assert "“Requests answered” counts who is turned away as missed; " in found.no_remedy
 
 
 def test_a_hand_edit_is_named_with_who_and_put_back_to_the_very_value() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -42,14 +44,16 @@ class House:
             bad_since=at, opened_at=at + timedelta(seconds=30), bad_events=30, total_events=40,
         )  # fmt: skip
 
-    def explain(self, incident: Incident, cause: str, also: str = "") -> bool:
+    def explain(
+        self, incident: Incident, cause: str, also: str = "", remedy: Sequence[Any] = ()
+    ) -> bool:
         """Explains it, and whether it is a story of its own then."""
         incident.refresh_from_db()
         now = incident.opened_at + timedelta(seconds=1)
         diagnosis = Diagnosis.objects.create(
             incident=incident, made_at=now, cause=cause, score=0.9, because=f"of {cause}",
             also=[{"cause": also, "score": 0.8, "because": ""}] if also else [],
-            window_start=incident.bad_since, window_end=now,
+            window_start=incident.bad_since, window_end=now, remedy=list(remedy),
         )  # fmt: skip
         incident_join(incident=incident, diagnosis=diagnosis)
         return leads(incident, now=now)
@@ -93,6 +97,14 @@ def test_the_second_fault_of_a_story_counts_as_its_cause(house: House) -> None:
     first, second = house.incident("ttft", 0), house.incident("answered", 60)
     house.explain(first, QUEUE, also=HOST)
     assert not house.explain(second, HOST)
+
+
+def test_one_with_a_remedy_is_no_part_of_one_that_has_none(house: House) -> None:
+    """What is part of another story is not acted on."""
+    first, second, third = (house.incident(f"at {at} s", at) for at in (0, 9, 60))
+    house.explain(first, QUEUE)
+    assert house.explain(second, QUEUE, remedy=[{"knob": "max_num_seqs"}])
+    assert not house.explain(third, QUEUE)
 
 
 def test_one_that_was_over_before_is_another_story(house: House) -> None:
