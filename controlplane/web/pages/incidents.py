@@ -38,6 +38,7 @@ class Compared:
     p_value: float | None
     looks: int
     sentence: str
+    price: tuple[dict[str, Any], ...] = ()  # what other promises lost: objective, before, after
 
     @property
     def by_chance(self) -> float | None:
@@ -122,6 +123,7 @@ def compared(action: Action) -> Compared | None:
         p_value=action.outcome.get("p_value"),
         looks=int(action.outcome.get("looks") or 0),
         sentence=str(action.outcome.get("sentence", "")),
+        price=tuple(action.outcome.get("price", ())),
     )
 
 

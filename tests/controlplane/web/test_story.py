@@ -214,6 +214,17 @@ def test_a_rise_is_no_fall_that_chance_may_have_made(ada: Any, full: World) -> N
         assert "fall by chance:" not in said
 
 
+def test_the_price_of_a_kept_change_stands_beside_its_verdict(ada: Any, full: World) -> None:
+    action = Action.objects.get()
+    end(action, State.VERIFIED, full.now)
+    action.outcome["price"] = [{"objective": "Each token", "before": 0.0, "after": 0.0231}]
+    action.save()
+    client = ada(full)
+    for address in (f"/incidents/{Incident.objects.get().pk}/", "/actions/"):
+        said = text(client.get(address))
+        assert "“Each token” got worse: 0\u00a0% → 2.31\u00a0% missed" in said
+
+
 def test_one_request_is_said_as_one(ada: Any, full: World) -> None:
     action = Action.objects.get()
     end(action, State.ROLLED_BACK, full.now)
