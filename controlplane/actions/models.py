@@ -19,7 +19,7 @@ class State(models.TextChoices):
     ACKNOWLEDGED = "acknowledged", _("acknowledged")
     APPLIED = "applied", _("applied")
     VERIFYING = "verifying", _("verifying")
-    VERIFIED = "verified", _("verified")
+    VERIFIED = "verified", _("kept")
     REJECTED = "rejected", _("rejected")
     EXPIRED = "expired", _("expired")
     FAILED = "failed", _("failed")

@@ -174,7 +174,7 @@ def _steps_acted(action: Action) -> list[Step]:
         return [Step(_("acting"), "now", action.created_at, what), Step(_("verify"), "next")]
     acted = Step(_("acted"), "done", action.applied_at, what)
     if state == State.VERIFIED:
-        return [acted, Step(_("verified"), "done", action.ended_at)]
+        return [acted, Step(_("kept"), "done", action.ended_at)]
     if state == State.ROLLED_BACK:
         return [acted, Step(_("rolled back"), "failed", action.ended_at)]
     if state == State.ROLLBACK_FAILED:

@@ -87,6 +87,7 @@ def test_what_goes_on_after_a_kept_change_is_told_once_with_what_the_newest_look
     assert story.tell() == ["stuck"]
     said = Delivery.objects.get(event="stuck").message
     assert said["title"].startswith("Change kept, not enough after ")
+    assert "Kept max_num_seqs at 128 (was 32) on engine-0: " in said["text"]
     since = f"{story.now(4):%H:%M}"
     assert f"Since {since}" in said["text"]
     assert "the share of bad requests fell from 56.0% to 7.4%. Since " in said["text"]

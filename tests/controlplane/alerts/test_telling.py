@@ -78,11 +78,11 @@ def test_it_is_opened_reminded_of_and_resolved(incident: Incident) -> None:
     assert say(incident, NOW + 120 * MINUTE) == ["reminded"]
     taken()
     close(incident, NOW + 130 * MINUTE)
-    done = "Kept max_num_seqs from 8 to 32 on engine-0"
+    done = "Kept max_num_seqs at 32 (was 8) on engine-0"
     assert say(incident, NOW + 131 * MINUTE, doing=done) == ["resolved"]
     told = newest()
     assert told["title"] == "Over after 2 h 10 min: “TTFT within 500 ms” on engine-0"
-    assert told["text"] == f"{WHAT}. The cap is small. Kept max_num_seqs from 8 to 32 on engine-0."
+    assert told["text"] == f"{WHAT}. The cap is small. Kept max_num_seqs at 32 (was 8) on engine-0."
     assert told["lasted_s"] == 130 * 60
     assert say(incident, NOW + 200 * MINUTE) == []
 
