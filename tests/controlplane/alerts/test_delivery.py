@@ -59,6 +59,7 @@ def test_the_message_has_the_story_and_its_links(incident: Incident, receiver: R
         "cause": "running cap too small",
         "action": "raises it",
         "actions": {},
+        "stuck_since": "",
         "bad_since": "2026-03-01T12:00:00+00:00",
         "lasted_s": 0,
         "at": "2026-03-01T12:00:00+00:00",
