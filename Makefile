@@ -13,7 +13,7 @@ PIP := ./fetch.sh $(BIN)/pip install --disable-pip-version-check --retries 2 -c 
 STEP := .venv/.step
 WORDS := $(patsubst %.po,%.mo,$(wildcard locale/*/LC_MESSAGES/django.po))
 
-.PHONY: help run stop status test check bench chaos setup system words clean
+.PHONY: help run stop status test check bench kernels chaos setup system words clean
 
 help: ## this list
 	@printf 'Trimtab\n\n'
@@ -44,6 +44,9 @@ check: $(NODE) $(DEV) ## lint, types, import rules, Django's own checks
 
 bench: $(NODE) $(DEV) $(STEP) ## same-run comparisons; each prints its figures and PASS or FAIL
 	@for b in bench/ingest.py bench/loop.py bench/quiet.py bench/capture.py bench/diagnosis.py bench/fail_static.py bench/conservation.py; do echo "== $$b"; $(BIN)/python $$b; done
+
+kernels: $(DEV) ## compile every kernel for three GPUs, on the CPU: registers, spills, memory
+	@env -u TRITON_INTERPRET $(BIN)/python -m engine.kernels.build $(ARGS)
 
 chaos: $(NODE) $(DEV) $(STEP) ## kill −9 control plane, agent and engine under load, then count (N=50)
 	@$(BIN)/python bench/chaos.py --kills $${N:-50}
@@ -86,7 +89,7 @@ $(STEP): $(addprefix engine/,exec/build.py exec/compiled.py exec/decode.py kv/po
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo '· Python packages, with those for development'
-	@$(PIP) -e '.[engine,dev]'
+	@$(PIP) -e '.[engine,kernels,dev]'
 	@touch $@ $(RUNTIME)
 
 $(NODE): package.json package-lock.json

@@ -32,7 +32,8 @@ FALLING = 0.9
 # It was growing if it grew this much over the windows before the change, and never fell.
 GROWN = 2.0
 QUEUE_MIN = 5.0  # requests: shorter queues come and go
-# The last look is a pass and this much before the agent's own revert, so that it hears of it first.
+# The last look is two passes, of which one may come late, and this much before the agent's own
+# revert, so that it hears of it first.
 ANSWER_S = 4.0
 WAITING = "vllm:num_requests_waiting"
 ARRIVALS = "engine:requests_received_total"
@@ -62,7 +63,7 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
         window_s=settings.TRIMTAB_CONTROL_WINDOW_S,
         settle_s=settle_s(),
     )
-    margin_s = min(settings.TRIMTAB_SCRAPE_S + ANSWER_S, action.ttl_s / 4)
+    margin_s = min(2 * settings.TRIMTAB_SCRAPE_S + ANSWER_S, action.ttl_s / 4)
     end = action.applied_at + timedelta(seconds=action.ttl_s - margin_s)
     if incident is None and action.priority != Priority.PERSON and action.undoes_id is None:
         return Judged(verify.Verdict.INCONCLUSIVE, "its incident is gone", {})

@@ -9,6 +9,8 @@ alone: it depends on the tokens only, hence on no batch and on no chunking.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -25,7 +27,8 @@ class Runner:
     """Holds the model, its KV pool and what was captured; of the step thread only.
 
     `captured` None: every step runs op by op. Steps are counted by how they ran; those that ran op
-    by op although something was captured also by why.
+    by op although something was captured also by why. `eager` runs one op by op: with torch, or
+    through the kernels (kernel_step.py).
     """
 
     def __init__(self, model: Llama, pool: KVPool, rows: Rows) -> None:
@@ -33,6 +36,7 @@ class Runner:
         self.pool = pool
         self.rows = rows
         self.captured: Captured | None = None
+        self.eager: Callable[[Step], Chosen] = eager
         self.steps = {"compiled": 0, "graph": 0, "eager": 0}
         self.misses = {"prompt": 0, "shape": 0}
         self.near_ties = 0
@@ -71,9 +75,14 @@ class Runner:
 
     def _run(self, step: Step) -> Chosen:
         self.steps["eager"] += 1
-        hidden = self.model.hidden(step.tokens, step.positions, step.attention)
-        sampled = torch.from_numpy(padded(step.sampled))
-        return choose(self.model.logits(hidden.index_select(0, sampled)))
+        return self.eager(step)
+
+
+def eager(step: Step) -> Chosen:
+    """A step op by op in torch."""
+    hidden = step.model.hidden(step.tokens, step.positions, step.attention)
+    sampled = torch.from_numpy(padded(step.sampled))
+    return choose(step.model.logits(hidden.index_select(0, sampled)))
 
 
 def draw(logits: torch.Tensor, temperature: float, generator: np.random.Generator | None) -> int:

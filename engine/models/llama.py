@@ -20,6 +20,14 @@ Attention = Callable[[int, torch.Tensor], torch.Tensor]
 """(layer, qkv (tokens, heads + 2 kv_heads, head_dim), rotated) → (tokens, heads · head_dim)."""
 
 
+class Ops(NamedTuple):
+    """What a layer does beside matrix products and attention; exec/kernel_step.py has Triton's."""
+
+    rms_norm: Callable[[torch.Tensor, list[int], torch.Tensor, float], torch.Tensor]
+    turned: Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
+    swiglu: Callable[[torch.Tensor], torch.Tensor]
+
+
 @dataclass(frozen=True)
 class Shape:
     layers: int
@@ -108,28 +116,32 @@ class Llama:
         return other
 
     def hidden(
-        self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+        ops: Ops | None = None,
     ) -> torch.Tensor:
         """(tokens,) int64 and their positions → (tokens, hidden), before the final norm."""
-        shape = self.shape
-        width = (shape.hidden,)
+        shape, ops = self.shape, ops or TORCH
+        width = [shape.hidden]
         rotated_heads = shape.heads + shape.kv_heads
         all_heads = rotated_heads + shape.kv_heads
         rotation = self.rotation.index_select(0, positions).unsqueeze(1)
         x = self.embedding.index_select(0, tokens)
         for index, layer in enumerate(self.layers):
-            h = F.rms_norm(x, width, layer.attention_norm, shape.norm_eps)
+            h = ops.rms_norm(x, width, layer.attention_norm, shape.norm_eps)
             qkv = torch.mm(h, layer.qkv).view(-1, all_heads, shape.head_dim)
-            qkv = turned(qkv, rotated_heads, rotation)
+            qkv = ops.turned(qkv, rotated_heads, rotation)
             x = torch.addmm(x, attention(index, qkv), layer.out)
-            h = F.rms_norm(x, width, layer.feed_norm, shape.norm_eps)
-            gate, up = torch.mm(h, layer.gate_up).chunk(2, dim=1)
-            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down)
+            h = ops.rms_norm(x, width, layer.feed_norm, shape.norm_eps)
+            x = torch.addmm(x, ops.swiglu(torch.mm(h, layer.gate_up)), layer.down)
         return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, ops: Ops | None = None) -> torch.Tensor:
         """(rows, hidden) → (rows, vocabulary)."""
-        normed = F.rms_norm(hidden, (self.shape.hidden,), self.final_norm, self.shape.norm_eps)
+        norm, shape = (ops or TORCH).rms_norm, self.shape
+        normed = norm(hidden, [shape.hidden], self.final_norm, shape.norm_eps)
         return torch.mm(normed, self.head)
 
     @torch.inference_mode()
@@ -161,6 +173,15 @@ def turned(qkv: torch.Tensor, heads: int, rotation: torch.Tensor) -> torch.Tenso
     (a, b), (cosine, sine) = pairs.unbind(-1), rotation.unbind(-1)
     pairs = torch.stack([a * cosine - b * sine, a * sine + b * cosine], -1)
     return torch.cat([pairs.flatten(2), qkv[:, heads:]], dim=1)
+
+
+def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """(tokens, 2 · feed_forward), gate first → (tokens, feed_forward): silu(gate) · up."""
+    gate, up = gate_up.chunk(2, dim=1)
+    return F.silu(gate).mul_(up)
+
+
+TORCH = Ops(F.rms_norm, turned, swiglu)
 
 
 def rotation(shape: Shape, positions: int) -> torch.Tensor:
