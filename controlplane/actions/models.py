@@ -19,7 +19,7 @@ class State(models.TextChoices):
     ACKNOWLEDGED = "acknowledged", _("acknowledged")
     APPLIED = "applied", _("applied")
     VERIFYING = "verifying", _("verifying")
-    VERIFIED = "verified", _("verified")
+    VERIFIED = "verified", _("kept")
     REJECTED = "rejected", _("rejected")
     EXPIRED = "expired", _("expired")
     FAILED = "failed", _("failed")
@@ -69,9 +69,11 @@ class Action(models.Model):
     """A change of knobs on one engine. What it is to do is fixed; state and outcome move.
 
     `changes` maps knob → {"from", "to"}; `outcome` holds the verification's counts:
-    {"before": {"good", "total"}, "after": {…}, "p_value", "looks", "sentence"}, and `withdrawn`
-    ("person", "superseded", "frozen") when it was ended before it was judged. `predicted` is what
-    was expected of it: {"sentence", "wanted", "covered", "bad_share_max", "facts"}.
+    {"before": {"good", "total"}, "after": {…}, "p_value", "looks", "sentence", "price"}, where the
+    price is what other promises lost, [{"objective", "before", "after"}] in shares of bad requests,
+    and `withdrawn` ("person", "superseded", "frozen") when it was ended before it was judged.
+    `predicted` is what was expected of it: {"sentence", "wanted", "covered", "bad_share_max",
+    "facts"}.
 
     `trial` false: kept without being judged, at a person's word. `supersedes` had the engine and is
     undone first; `undoes` was kept and is taken back by this one. `cleared_at` is when a person had

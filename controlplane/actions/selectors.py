@@ -62,9 +62,11 @@ def acted_at(incident: Incident) -> datetime | None:
 
 def sentence(action: Action) -> str:
     """What the action did and what came of it, as one line of the story."""
+    # What is kept stands where it is: a way there is no thing to keep.
+    kept = action.state == State.VERIFIED
+    step = _("%(knob)s at %(to)s (was %(from)s)") if kept else _("%(knob)s from %(from)s to %(to)s")
     steps = ", ".join(
-        _("%(knob)s from %(from)s to %(to)s")
-        % {"knob": knob, "from": change["from"], "to": change["to"]}
+        step % {"knob": knob, "from": change["from"], "to": change["to"]}
         for knob, change in action.changes.items()
     )
     told = _(OUTCOME_WORDS[action.state]) % {"steps": steps, "engine": action.engine.name}

@@ -8,6 +8,7 @@ from typing import TypedDict
 from uuid import UUID
 
 from controlplane.accounts.models import Tenant
+from controlplane.actions.left import left_of
 from controlplane.actions.links import links_of
 from controlplane.actions.models import Action, State
 from controlplane.actions.selectors import actions_of, sentence, undos_failed
@@ -18,12 +19,13 @@ from gpu_agent.protocol import CommandState
 
 
 class Deeds(TypedDict):
-    """The engine acted on, or the incident's; what a person may do now; and when a change was last
-    taken back, None if none was."""
+    """The engine acted on, or the incident's; what a person may do now; when a change was last
+    taken back, and when one was kept that left something nothing more is tried against, or None."""
 
     engine: str
     links: Mapping[str, str]
     undone_at: datetime | None
+    stuck_since: datetime | None
 
 
 class Stop(TypedDict):
@@ -40,19 +42,22 @@ def deeds_of(incident: Incident, now: datetime) -> tuple[list[str], Deeds]:
     """What is being done about the incident in words, at the end all that was done, and the rest.
 
     While it burns that is the newest action and the one undone last: who reads nothing but messages
-    has to learn that what they were told is no more.
+    has to learn that what they were told is no more. Of a kept one also what it left.
     """
     acted = actions_of(incident)
     if not acted:
-        return [], Deeds(engine=incident.scope, links={}, undone_at=None)
+        return [], Deeds(engine=incident.scope, links={}, undone_at=None, stuck_since=None)
     undone = [a for a in acted if _undone(a) and a.created_at >= incident.run_since]
     told = acted if incident.closed_at else list(dict.fromkeys([*undone[-1:], acted[-1]]))
+    left = left_of(incident, acted)
     deeds = Deeds(
         engine=acted[-1].engine.name,
         links=links_of(acted[-1], now),
         undone_at=max((a.ended_at for a in undone if a.ended_at), default=None),
+        stuck_since=left.kept_at if left else None,
     )
-    return list(map(sentence, told)), deeds
+    done = list(map(sentence, told))
+    return [*done, left.words, *left.nearest] if left else done, deeds
 
 
 def stops_of(tenant: Tenant, now: datetime) -> list[Stop]:

@@ -38,8 +38,8 @@ TONE = {
     "test": NotifyType.INFO,
 }
 MARK = {
-    "opened": "▲ ", "undone": "▲ ", "reminded": "▲ ", "asked": "◆ ", "resolved": "● ",
-    "stopped": "■ ", "test": "",
+    "opened": "▲ ", "undone": "▲ ", "stuck": "▲ ", "reminded": "▲ ", "asked": "◆ ",
+    "resolved": "● ", "stopped": "■ ", "test": "",
 }  # fmt: skip
 
 Parts = Mapping[str, Any]

@@ -39,6 +39,7 @@ def compose(
     doing: str,
     engine: str,
     links: Mapping[str, str],
+    stuck_since: datetime | None,
     now: datetime,
 ) -> dict[str, Any]:
     """The message of `event` about the first incident of a group, the others in `members`."""
@@ -75,9 +76,10 @@ def compose(
         "cause": story.cause_label,
         "action": doing,
         "actions": dict(links),
-        "bad_since": incident.bad_since.astimezone(UTC).isoformat(),
+        "stuck_since": stamp(stuck_since) if stuck_since else "",
+        "bad_since": stamp(incident.bad_since),
         "lasted_s": round(lasted.total_seconds()),
-        "at": now.astimezone(UTC).isoformat(),
+        "at": stamp(now),
     }
 
 
@@ -104,7 +106,7 @@ def compose_stop(
         "engine": engine.name,
         "action": doing,
         "actions": dict(links),
-        "at": now.astimezone(UTC).isoformat(),
+        "at": stamp(now),
     }
 
 
@@ -121,8 +123,12 @@ def compose_test(channel: Channel, *, by: str, now: datetime) -> dict[str, Any]:
         "incident_url": _url(""),
         "trace_url": "",
         "actions": {},
-        "at": now.astimezone(UTC).isoformat(),
+        "at": stamp(now),
     }
+
+
+def stamp(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat()
 
 
 def sentences(*parts: str) -> str:
@@ -171,6 +177,8 @@ def _title(event: Event, incident: Incident, what: str, lasted: timedelta) -> st
         return _("Still burning after %(lasted)s: %(title)s") % facts
     if event == Event.UNDONE:
         return _("Change undone, still burning after %(lasted)s: %(title)s") % facts
+    if event == Event.STUCK:
+        return _("Change kept, not enough after %(lasted)s: %(title)s") % facts
     if event == Event.ASKED:
         return _("Approval wanted: %(title)s") % facts
     return _("Burning again: %(title)s") % facts if incident.reopened else what

@@ -86,6 +86,7 @@ class Delivery(models.Model):
         OPENED = "opened", _("opened")
         ASKED = "asked", _("asked")
         UNDONE = "undone", _("undone")
+        STUCK = "stuck", _("stuck")
         REMINDED = "reminded", _("reminded")
         RESOLVED = "resolved", _("resolved")
         STOPPED = "stopped", _("autopilot stopped")

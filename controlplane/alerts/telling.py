@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from django.db.models import Exists, OuterRef
 
 from controlplane.accounts.models import Tenant
 from controlplane.alerts.groups import Group, group_of
-from controlplane.alerts.message import compose, severity_of
+from controlplane.alerts.message import compose, severity_of, stamp
 from controlplane.alerts.models import Channel, Delivery, Severity
 from controlplane.alerts.selectors import silence_of
 from controlplane.diagnosis.models import Incident
@@ -55,18 +55,20 @@ def incident_tell(
     engine: str = "",
     links: Mapping[str, str] | None = None,
     undone_at: datetime | None = None,
+    stuck_since: datetime | None = None,
 ) -> list[Delivery]:
     """Puts what is due into the outbox, once per channel; returns the new rows.
 
     `doing` says what is done about it, at the end what was done and what came of it; `links` are
-    for what a person may do now, verb → address; `undone_at` is when a change was taken back.
+    for what a person may do now, verb → address; `undone_at` is when a change was taken back,
+    `stuck_since` when one was kept after which it goes on and nothing more is tried.
 
     Due are: *opened* first, and again after a reopening; *asked* when an action waits for a yes
     (`links` has "approve") that was not asked for yet; *undone* when nothing was said since a
-    change was taken back; *reminded* every `remind_minutes` of a
-    channel while it burns; *resolved* when it is over, where it was told before. An incident that
-    does not speak for its group says nothing. Under a silence all but *resolved* is written as
-    silenced, and what still burns is told when the silence ends.
+    change was taken back; *stuck* once per kept change, where no message has told so yet;
+    *reminded* every `remind_minutes` of a channel while it burns; *resolved* when it is over, where
+    it was told before. An incident that does not speak for its group says nothing. Under a silence
+    all but *resolved* is written as silenced, and what still burns is told when the silence ends.
     """
     group = group_of(incident)
     if incident != group.speaker:
@@ -81,7 +83,10 @@ def incident_tell(
     made: list[Delivery] = []
     for channel in channels:
         thread = Thread.of(channel, group)
-        event = thread.due(ask=ask, undone_at=undone_at, silenced=silence is not None, now=now)
+        event = thread.due(
+            ask=ask, undone_at=undone_at, stuck_since=stuck_since,
+            silenced=silence is not None, now=now,
+        )  # fmt: skip
         if event is None:
             continue
         silenced = silence is not None and event != Event.RESOLVED
@@ -96,7 +101,7 @@ def incident_tell(
                 "tenant_id": incident.tenant_id,
                 "message": compose(
                     event, incident=group.head, members=group.members, story=story, doing=doing,
-                    engine=engine, links=links or {}, now=now,
+                    engine=engine, links=links or {}, stuck_since=stuck_since, now=now,
                 ),
                 "state": State.SILENCED if silenced else State.PENDING,
                 "silence": silence if silenced else None,
@@ -126,17 +131,25 @@ class Thread:
         return cls(channel, group, list(rows.defer("message").order_by("created_at", "number")))
 
     def due(
-        self, *, ask: str, undone_at: datetime | None, silenced: bool, now: datetime
+        self,
+        *,
+        ask: str,
+        undone_at: datetime | None,
+        stuck_since: datetime | None,
+        silenced: bool,
+        now: datetime,
     ) -> Event | None:
         told = any(row.state != State.SILENCED for row in self.rows)
         if self.group.over:
             return Event.RESOLVED if told and not self._may_flap(now) else None
         if not self.rows:
             return Event.OPENED
-        if ask and not self._asked(ask):
+        if ask and not self._said(message__action=ask, message__actions__has_key="approve"):
             return Event.ASKED if told else Event.OPENED
         if undone_at is not None and self.rows[-1].created_at < undone_at:
             return Event.UNDONE if told else Event.OPENED
+        if stuck_since is not None and not self._said(message__stuck_since=stamp(stuck_since)):
+            return Event.STUCK if told else Event.OPENED
         if not self._again(silenced, now):
             return None
         return Event.REMINDED if told else Event.OPENED
@@ -147,10 +160,9 @@ class Thread:
         over_at = max((i.closed_at for i in self.group.all if i.closed_at), default=now)
         return head.reopened >= FLAPS_MIN and now < over_at + REOPEN_WITHIN
 
-    def _asked(self, ask: str) -> bool:
+    def _said(self, **message: Any) -> bool:
         keys = [row.pk for row in self.rows]
-        rows = Delivery.objects.filter(pk__in=keys, message__action=ask)
-        return rows.filter(message__actions__has_key="approve").exists()
+        return Delivery.objects.filter(pk__in=keys, **message).exists()
 
     def _again(self, silenced: bool, now: datetime) -> bool:
         """Whether it is time to say that it still burns."""

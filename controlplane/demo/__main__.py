@@ -48,7 +48,7 @@ WATCH_FOR = (
     "first tokens come late; the page says since when and because of what; a chat message arrives "
     "here; a knob turns; the change is kept or undone by what it did to the requests."
 )
-MEASURED_S = 6.0
+LOOKS, LOOK_S = 3, 4.0
 LIVE_EVERY_S = 1.0
 LIVE_OVER_S = 15.0
 ENDINGS = tuple(
@@ -166,9 +166,10 @@ def measured(house: House, home: Path, screen: Screen) -> float:
     """Requests a second an engine like the house's sustains in such a house.
 
     Control plane and agent take their part of the machine, so that an engine alone sustains more.
-    In a house of its own, for a measurement is no traffic.
+    The best of three looks: what disturbs one for seconds is not what the story is about. In a
+    house of its own, for a measurement is no traffic.
     """
-    screen.step("measuring what an engine sustains here beside control plane and agent (6 s)")
+    screen.step("measuring what an engine sustains here beside control plane and agent (12 s)")
     trial = replace(
         house,
         home=home / STORIES / "measuring",
@@ -177,7 +178,8 @@ def measured(house: House, home: Path, screen: Screen) -> float:
     )
     try:
         trial.start()
-        return asyncio.run(calibrate(trial.engine_url, seconds=MEASURED_S)).requests_per_s
+        looks = [asyncio.run(calibrate(trial.engine_url, seconds=LOOK_S)) for _ in range(LOOKS)]
+        return max(look.requests_per_s for look in looks)
     finally:
         trial.stop()
         shutil.rmtree(trial.home, ignore_errors=True)

@@ -49,10 +49,10 @@ class Story:
     """An incident in words; actions' part is told by actions.selectors.
 
     `because` is empty until explained, and tells of a second fault as well; `also` lists it.
-    `no_action` says why nothing is tried, as the newest look found, whatever explanation is told.
-    `verdict` is empty, or "infeasible".
-    `hits` are the incident and those that are part of it. The evidence is read when it is asked
-    for: only the page of one incident shows it.
+    `no_action` says why nothing is tried, as the newest look found, whatever explanation is told;
+    `look` is that one where it goes on unexplained after what is told was cured. `verdict` is
+    empty, or "infeasible". `hits` are the incident and those that are part of it. The evidence is
+    read when it is asked for: only the page of one incident shows it.
     """
 
     what: str
@@ -65,6 +65,14 @@ class Story:
     hits: list[Hit] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
+    look: Diagnosis | None = None
+
+    @property
+    def label(self) -> str:
+        """The cause in a few words, and whether it is still the one."""
+        if self.look is None:
+            return self.cause_label
+        return _("%(cause)s, cured; the rest unexplained") % {"cause": self.cause_label}
 
     @property
     def evidence_for(self) -> list[Evidence]:
@@ -80,8 +88,17 @@ class Story:
 
     @property
     def rivals(self) -> list[Rival]:
-        found = _told(self.diagnosis.rivals, self._evidence) if self.diagnosis else []
-        return [_without_claim(each) for each in found]
+        return _rivals(self.diagnosis, self._evidence) if self.diagnosis else []
+
+    @cached_property
+    def nearest(self) -> list[Rival]:
+        """What `look` examined, the nearest cause first."""
+        return _rivals(self.look, list(self.look.evidence.all())) if self.look else []
+
+    @property
+    def advice(self) -> str:
+        """What a person can do about what `look` did not explain."""
+        return advice(self.look) if self.look else ""
 
     @cached_property
     def _evidence(self) -> list[Evidence]:
@@ -203,6 +220,14 @@ def story_due(incident: Incident, *, now: datetime) -> bool:
     return diagnosis_of(incident) is not None or now > incident.opened_at + wait
 
 
+def advice(unexplained: Diagnosis) -> str:
+    """What a person can do about what is unknown, as the nearest cause has it."""
+    nearest: dict[str, Any] = next(iter(unexplained.rivals), {})
+    if why := nearest.get("no_remedy"):
+        return _("if it is that, %(why)s") % {"why": why}
+    return _("no knob is known to help: a person has to look into it")
+
+
 def cause_label(slug: str) -> str:
     """The translated label of a cause."""
     return _(contract.label(slug))
@@ -216,16 +241,21 @@ def story(incident: Incident) -> Story:
         return Story(what=_what(incident, hits), hits=hits, numbers=_numbers(incident))
     return Story(
         what=_what(incident, hits),
-        because=_because(incident, diagnosis),
+        because=diagnosis.because,
         cause=diagnosis.cause,
         cause_label=cause_label(diagnosis.cause),
         score=diagnosis.score,
-        no_action=str(newest.facts.get("no_action", "")),
+        no_action=_no_action(diagnosis, newest),
         verdict=diagnosis.verdict,
         hits=hits,
         numbers=_numbers(incident) | diagnosis.facts,
         diagnosis=diagnosis,
+        look=newest if newest != diagnosis and incident.state == Incident.State.OPEN else None,
     )
+
+
+def _rivals(diagnosis: Diagnosis, evidence: Sequence[Evidence]) -> list[Rival]:
+    return [_without_claim(each) for each in _told(diagnosis.rivals, evidence)]
 
 
 def _without_claim(rival: Rival) -> Rival:
@@ -276,11 +306,11 @@ def _what(incident: Incident, hits: Sequence[Hit]) -> str:
     return f"{what}, {_(incident.lapsed)}" if incident.lapsed else what
 
 
-def _because(incident: Incident, told: Diagnosis) -> str:
-    """Why, and that what goes on since it was cured is not explained."""
-    if told == diagnosis_of(incident) or incident.state != Incident.State.OPEN:
-        return told.because
-    return _("%(because)s; what goes on since is not explained") % {"because": told.because}
+def _no_action(told: Diagnosis, newest: Diagnosis) -> str:
+    """Why nothing is tried: where the told one is cured, because the rest is not explained."""
+    if told != newest:
+        return _("what goes on since is not explained, so nothing more is changed")
+    return str(newest.facts.get("no_action", ""))
 
 
 def _numbers(incident: Incident) -> dict[str, Any]:

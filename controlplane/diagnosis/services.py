@@ -210,7 +210,12 @@ def _columns(ranking: Ranking) -> dict[str, Any]:
 
 
 def _brief(finding: Finding) -> dict[str, Any]:
-    return {"cause": finding.cause, "score": finding.score, "because": finding.because}
+    return {
+        "cause": finding.cause,
+        "score": finding.score,
+        "because": finding.because,
+        "no_remedy": "" if finding.remedy else finding.no_remedy,
+    }
 
 
 def _tells_of(first: Incident, diagnosis: Diagnosis) -> bool:

@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from controlplane.accounts.models import Tenant
+from controlplane.actions.left import left_of
 from controlplane.actions.models import IN_FLIGHT, Action, State
 from controlplane.actions.selectors import sentence
 from controlplane.alerts.message import sentences
@@ -69,7 +70,8 @@ def story_lines(tenant: Tenant, now: datetime) -> list[StoryLine]:
 
 
 def lines_of(incidents: Sequence[Incident]) -> list[StoryLine]:
-    """The story of each incident; three queries for all of them together."""
+    """The story of each incident; three queries for all of them together, and one for each that is
+    open after a kept change."""
     actions = Action.objects.select_related("engine").order_by("created_at")
     deliveries = Delivery.objects.select_related("channel").order_by("created_at")
     prefetch_related_objects(
@@ -90,7 +92,7 @@ def _line(incident: Incident) -> StoryLine:
     return StoryLine(
         incident=incident,
         told=told,
-        doing=sentences(_doing(told, action, over=over)),
+        doing=sentences(_doing(incident, told, acted, over=over)),
         steps=tuple(_steps(incident, told, acted, said)),
         state="act" if running else "ok" if over else "bad",
         action=action,
@@ -99,10 +101,12 @@ def _line(incident: Incident) -> StoryLine:
     )
 
 
-def _doing(told: Story, action: Action | None, *, over: bool) -> str:
-    if action is not None:
+def _doing(incident: Incident, told: Story, acted: Sequence[Action], *, over: bool) -> str:
+    if acted:
+        action, left = acted[-1], left_of(incident, acted)
         waits = not over and action.state not in IN_FLIGHT
-        return sentences(sentence(action), told.no_action if waits else "")
+        why = left.words if left else told.no_action
+        return sentences(sentence(action), why if waits else "")
     if told.diagnosis is None:
         return ""
     if told.no_action:
@@ -170,7 +174,7 @@ def _steps_acted(action: Action) -> list[Step]:
         return [Step(_("acting"), "now", action.created_at, what), Step(_("verify"), "next")]
     acted = Step(_("acted"), "done", action.applied_at, what)
     if state == State.VERIFIED:
-        return [acted, Step(_("verified"), "done", action.ended_at)]
+        return [acted, Step(_("kept"), "done", action.ended_at)]
     if state == State.ROLLED_BACK:
         return [acted, Step(_("rolled back"), "failed", action.ended_at)]
     if state == State.ROLLBACK_FAILED:

@@ -124,7 +124,7 @@ def test_more_load_breaks_the_promise_and_the_loop_mends_it_with_proof(
     assert "max_num_seqs from 8 to 32" in opened.message["action"]
     assert resolved.event == Delivery.Event.RESOLVED
     assert resolved.message["title"].startswith("Over after ")
-    assert "Kept max_num_seqs from 8 to 32 on engine-0" in resolved.message["text"]
+    assert "Kept max_num_seqs at 32 (was 8) on engine-0" in resolved.message["text"]
 
 
 def test_where_the_policy_asks_a_person_the_message_carries_the_yes(tmp_path: Path) -> None:

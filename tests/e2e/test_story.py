@@ -166,7 +166,7 @@ def test_from_story_to_objective_to_incident_to_outcome_to_trace(
             "text=44.7 % of requests missed the objective before", timeout=20_000
         )
         page.wait_for_selector("#favicon[href$='/ok.svg']", state="attached")
-        assert "Kept max_num_seqs from 8 to 32 on engine-0" in page.inner_text("#all")
+        assert "Kept max_num_seqs at 32 (was 8) on engine-0" in page.inner_text("#all")
         assert one.violations() == []
         one.shoot("outcome")
         page.click("#all a:has(code)")

@@ -31,7 +31,7 @@ class Migration(migrations.Migration):
                 ('actor', models.CharField(default='autopilot', max_length=200)),
                 ('ttl_s', models.FloatField(default=90)),
                 ('deadline', models.DateTimeField()),
-                ('state', models.CharField(choices=[('proposed', 'proposed'), ('approved', 'approved'), ('dispatched', 'dispatched'), ('acknowledged', 'acknowledged'), ('applied', 'applied'), ('verifying', 'verifying'), ('verified', 'verified'), ('rejected', 'rejected'), ('expired', 'expired'), ('failed', 'failed'), ('rolling_back', 'rolling back'), ('rolled_back', 'rolled back'), ('rollback_failed', 'rollback failed')], default='proposed', max_length=16)),
+                ('state', models.CharField(choices=[('proposed', 'proposed'), ('approved', 'approved'), ('dispatched', 'dispatched'), ('acknowledged', 'acknowledged'), ('applied', 'applied'), ('verifying', 'verifying'), ('verified', 'kept'), ('rejected', 'rejected'), ('expired', 'expired'), ('failed', 'failed'), ('rolling_back', 'rolling back'), ('rolled_back', 'rolled back'), ('rollback_failed', 'rollback failed')], default='proposed', max_length=16)),
                 ('version', models.PositiveIntegerField(default=0)),
                 ('verdict', models.CharField(blank=True, choices=[('better', 'better'), ('no_worse', 'no worse'), ('worse', 'worse'), ('inconclusive', 'inconclusive'), ('infeasible', 'infeasible'), ('expired', 'expired')], max_length=16)),
                 ('outcome', models.JSONField(blank=True, default=dict)),
@@ -92,7 +92,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('from_state', models.CharField(blank=True, max_length=16)),
-                ('to_state', models.CharField(choices=[('proposed', 'proposed'), ('approved', 'approved'), ('dispatched', 'dispatched'), ('acknowledged', 'acknowledged'), ('applied', 'applied'), ('verifying', 'verifying'), ('verified', 'verified'), ('rejected', 'rejected'), ('expired', 'expired'), ('failed', 'failed'), ('rolling_back', 'rolling back'), ('rolled_back', 'rolled back'), ('rollback_failed', 'rollback failed')], max_length=16)),
+                ('to_state', models.CharField(choices=[('proposed', 'proposed'), ('approved', 'approved'), ('dispatched', 'dispatched'), ('acknowledged', 'acknowledged'), ('applied', 'applied'), ('verifying', 'verifying'), ('verified', 'kept'), ('rejected', 'rejected'), ('expired', 'expired'), ('failed', 'failed'), ('rolling_back', 'rolling back'), ('rolled_back', 'rolled back'), ('rollback_failed', 'rollback failed')], max_length=16)),
                 ('at', models.DateTimeField()),
                 ('actor', models.CharField(max_length=200)),
                 ('reason', models.TextField(blank=True)),

@@ -50,7 +50,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.UUIDField(default=uuid.uuid4, editable=False, primary_key=True, serialize=False)),
                 ('about', models.UUIDField(blank=True, null=True)),
-                ('event', models.CharField(choices=[('opened', 'opened'), ('asked', 'asked'), ('undone', 'undone'), ('reminded', 'reminded'), ('resolved', 'resolved'), ('stopped', 'autopilot stopped'), ('test', 'test')], default='opened', max_length=10)),
+                ('event', models.CharField(choices=[('opened', 'opened'), ('asked', 'asked'), ('undone', 'undone'), ('stuck', 'stuck'), ('reminded', 'reminded'), ('resolved', 'resolved'), ('stopped', 'autopilot stopped'), ('test', 'test')], default='opened', max_length=10)),
                 ('number', models.PositiveIntegerField(default=0)),
                 ('message', models.JSONField()),
                 ('state', models.CharField(choices=[('pending', 'pending'), ('sent', 'sent'), ('failed', 'failed'), ('silenced', 'silenced')], default='pending', max_length=10)),

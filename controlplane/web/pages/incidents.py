@@ -15,10 +15,10 @@ from django.utils.translation import gettext as _
 from controlplane.actions.models import Action
 from controlplane.actions.orders import verbs_open
 from controlplane.diagnosis.models import Evidence, Incident
-from controlplane.diagnosis.selectors import incident_get, incidents_recent
+from controlplane.diagnosis.selectors import Rival, incident_get, incidents_recent
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, questions
-from controlplane.web.story import StoryLine, lines_of
+from controlplane.web.story import lines_of
 from controlplane.web.templatetags.ui import duration
 from slo.burn import PAIRS
 from slo.selectors import counts_between
@@ -38,6 +38,7 @@ class Compared:
     p_value: float | None
     looks: int
     sentence: str
+    price: tuple[dict[str, Any], ...] = ()  # what other promises lost: objective, before, after
 
     @property
     def by_chance(self) -> float | None:
@@ -63,7 +64,7 @@ def incident(request: TenantRequest, incident_id: UUID) -> HttpResponse:
     except Incident.DoesNotExist:
         raise Http404(f"incident {incident_id} is not one of {request.tenant}") from None
     (line,) = lines_of([found])
-    minutes = minutes_of(request, _minutes_around(found))
+    told, minutes = line.told, minutes_of(request, _minutes_around(found))
     actions = [(action, compared(action), verbs_open(action)) for action in reversed(line.actions)]
     context = {
         "line": line,
@@ -75,7 +76,8 @@ def incident(request: TenantRequest, incident_id: UUID) -> HttpResponse:
             since=found.bad_since - BEFORE,
             until=found.bad_since,
         ),
-        "axis": _axis(line),
+        "axis": _axis([*told.evidence_for, *told.evidence_against], told.rivals),
+        "look_axis": _axis([], told.nearest),
         "actions": actions,
         "judged": any(counts is not None for _action, counts, _verbs in actions),
         "charts": questions(found.objective),
@@ -101,12 +103,9 @@ def _minutes_around(found: Incident) -> int:
     return next((minutes for minutes in RANGES if minutes >= age), max(RANGES))
 
 
-def _axis(line: StoryLine) -> tuple[float, float]:
-    """First and last time of any evidence, so that all sparklines share one axis (unix seconds)."""
-    told = line.told
-    rows: list[Evidence] = [*told.evidence_for, *told.evidence_against]
-    for rival in told.rivals:
-        rows.extend(rival.evidence)
+def _axis(named: Sequence[Evidence], rivals: Sequence[Rival]) -> tuple[float, float]:
+    """First and last time of one look's evidence, whose sparklines share it (unix seconds)."""
+    rows = [*named, *(row for rival in rivals for row in rival.evidence)]
     times = [point[0] for row in rows for point in row.points]
     return (min(times), max(times)) if times else (0.0, 1.0)
 
@@ -124,6 +123,7 @@ def compared(action: Action) -> Compared | None:
         p_value=action.outcome.get("p_value"),
         looks=int(action.outcome.get("looks") or 0),
         sentence=str(action.outcome.get("sentence", "")),
+        price=tuple(action.outcome.get("price", ())),
     )
 
 

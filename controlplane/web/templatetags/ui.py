@@ -72,7 +72,7 @@ STATES: dict[str, tuple[str, Promise]] = {
     "acknowledged": ("act", gettext_lazy("acknowledged")),
     "applied": ("act", gettext_lazy("applied")),
     "verifying": ("act", gettext_lazy("verifying")),
-    "verified": ("ok", gettext_lazy("verified")),
+    "verified": ("ok", gettext_lazy("kept")),
     "rejected": ("none", gettext_lazy("rejected")),
     "rolling_back": ("act", gettext_lazy("rolling back")),
     "rolled_back": ("warn", gettext_lazy("rolled back")),

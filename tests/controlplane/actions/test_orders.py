@@ -141,7 +141,7 @@ def test_a_kept_change_is_taken_back_by_a_new_action(world: World) -> None:
     assert back.changes == {"max_num_seqs": {"from": 32, "to": 8}}
     until(world, back, State.VERIFIED)
     assert world.plant.values["max_num_seqs"] == 8
-    assert sentence(back) == "Kept max_num_seqs from 32 to 8 on engine-0: rolled back by ada"
+    assert sentence(back) == "Kept max_num_seqs at 8 (was 32) on engine-0: rolled back by ada"
     assert "just moved the other way" in propose(world)[1]
     with pytest.raises(OrderError, match="max_num_seqs is 8 on engine-0 by now, not 32"):
         action_rollback(action=action, actor="ada", now=world.now)

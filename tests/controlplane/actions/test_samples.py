@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from controlplane.actions.models import Action, Priority
-from controlplane.actions.trial import ARRIVALS, _by_goodput, _guards, _samples
+from controlplane.actions.trial import ARRIVALS, _by_goodput, _guards, _samples, judge
+from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Engine
 from slo.models import Objective, Reading
 from tests.memory_reader import MemoryReader
@@ -40,6 +41,29 @@ def test_one_window_is_skipped_and_not_nearly_two(after_an_edge_s: float, skippe
     before, after = _samples(action, objective, MemoryReader(), applied_at + WINDOW)
     assert [w.bad for w in before.windows] == [1, 2, 3, 4]
     assert [w.bad for w in after.windows] == list(range(5 + skipped, 11))
+
+
+@pytest.mark.django_db
+def test_a_verdict_names_the_price_other_promises_paid() -> None:
+    tenant = a_tenant("acme")
+    mended, paid = an_objective(tenant), an_objective(tenant, slug="tpot", name="TPOT")
+    for n in range(1, 11):
+        for objective, before, after in ((mended, 60, 0), (paid, 0, 7)):
+            Reading.objects.create(
+                objective=objective, scope="engine-0", window_end=START + n * WINDOW,
+                window_s=WINDOW.total_seconds(), total=100, signal=Signal.OK,
+                good=100 - (before if n <= 4 else after),
+            )  # fmt: skip
+    applied_at = START + 4 * WINDOW + timedelta(seconds=2)
+    incident = Incident(tenant=tenant, objective=mended, scope="engine-0", bad_since=START)
+    action = Action(
+        tenant=tenant, engine=Engine(name="engine-0", service="chat"), incident=incident,
+        applied_at=applied_at, ttl_s=90,
+    )  # fmt: skip
+    judged = judge(action, reader=MemoryReader(), now=applied_at + timedelta(seconds=90))
+    assert judged.verdict == "better", judged.sentence
+    assert "“TPOT” got worse: " in judged.sentence
+    assert judged.outcome["price"] == [{"objective": "TPOT", "before": 0.0, "after": 0.07}]
 
 
 @pytest.mark.django_db

@@ -78,11 +78,11 @@ def test_it_is_opened_reminded_of_and_resolved(incident: Incident) -> None:
     assert say(incident, NOW + 120 * MINUTE) == ["reminded"]
     taken()
     close(incident, NOW + 130 * MINUTE)
-    done = "Kept max_num_seqs from 8 to 32 on engine-0"
+    done = "Kept max_num_seqs at 32 (was 8) on engine-0"
     assert say(incident, NOW + 131 * MINUTE, doing=done) == ["resolved"]
     told = newest()
     assert told["title"] == "Over after 2 h 10 min: “TTFT within 500 ms” on engine-0"
-    assert told["text"] == f"{WHAT}. The cap is small. Kept max_num_seqs from 8 to 32 on engine-0."
+    assert told["text"] == f"{WHAT}. The cap is small. Kept max_num_seqs at 32 (was 8) on engine-0."
     assert told["lasted_s"] == 130 * 60
     assert say(incident, NOW + 200 * MINUTE) == []
 
@@ -200,6 +200,29 @@ def test_an_undo_under_a_silence_is_told_when_that_ends(incident: Incident) -> N
     silence_end(silence=held, by="ada", now=NOW + 2 * MINUTE)
     assert say(incident, NOW + 2 * MINUTE, **undone) == ["reminded"]
     assert newest()["action"] == "Undid 8 to 32"
+
+
+def test_a_kept_change_that_was_not_enough_is_told_once(incident: Incident) -> None:
+    say(incident, NOW, doing="Changed 8 to 32")
+    taken()
+    stuck = {"doing": "Kept 32; 25% missed it all the same", "stuck_since": NOW + MINUTE}
+    assert say(incident, NOW + 3 * MINUTE, **stuck) == ["stuck"]
+    assert newest()["title"] == f"Change kept, not enough after 3 minutes: {WHAT}"
+    assert newest()["stuck_since"] == stuck["stuck_since"].isoformat()
+    taken()
+    assert say(incident, NOW + 4 * MINUTE, **stuck) == []
+    assert say(incident, NOW + 5 * MINUTE) == [], "a look that found more"
+    assert say(incident, NOW + 63 * MINUTE, **stuck) == ["reminded"]
+    taken()
+    stuck["stuck_since"] = NOW + 65 * MINUTE
+    assert say(incident, NOW + 67 * MINUTE, **stuck) == ["stuck"], "another change"
+
+
+def test_a_channel_made_late_hears_at_once_that_a_kept_change_was_not_enough(
+    incident: Incident,
+) -> None:
+    stuck = {"doing": "Kept 32; 25% missed it all the same", "stuck_since": NOW - MINUTE}
+    assert say(incident, NOW, **stuck) == ["opened"]
 
 
 def test_a_yes_is_asked_for_at_once_and_once(incident: Incident) -> None:

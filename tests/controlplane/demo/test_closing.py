@@ -42,7 +42,7 @@ def action(**more: Any) -> dict[str, Any]:
     return {
         "created_at": at(66), "applied_at": at(67), "ended_at": at(100), "state": "verified",
         "engine": "engine-0", "changes": {"max_num_seqs": {"from": 2, "to": 32}},
-        "sentence": "Kept max_num_seqs from 2 to 32 on engine-0: fewer are late",
+        "sentence": "Kept max_num_seqs at 32 (was 2) on engine-0: fewer are late",
         "outcome": {"sentence": "fewer are late"},
     } | more  # fmt: skip
 

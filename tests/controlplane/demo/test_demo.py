@@ -144,7 +144,7 @@ def test_the_story_tells_detection_cause_action_and_end_in_order() -> None:
         "objective_name": "First token within 500 ms",
         "part_of": None, "reopened": 0,
     }  # fmt: skip
-    action = {"id": "a", "state": "verified", "sentence": "Kept max_num_seqs from 8 to 32"}
+    action = {"id": "a", "state": "verified", "sentence": "Kept max_num_seqs at 32 (was 8)"}
     told = [sentence for _, sentence in sentences([incident], [action])]
     assert [line[0] for line in told] == ["▲", " ", "◆", "●"]
     assert told[-1] == "● over: “First token within 500 ms” is met again"

@@ -13,6 +13,7 @@ from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.services import diagnosis_confirm, diagnosis_note
 from controlplane.web.story import lines_of
+from slo.models import Reading
 from tests.controlplane.web.answers import text
 from tests.controlplane.web.world import BECAUSE, TRACE_ID, World, act, end, explain, incident
 
@@ -107,15 +108,62 @@ def test_incident_tells_what_the_newest_look_found_whatever_was_cured(
     diagnosis_note(diagnosis=newest, no_action=reason)
     client = ada(full)
     said = text(client.get("/?part=story"))
-    assert "what goes on since is not explained" in said
-    assert "The cause is not known, so nothing is changed." in said
+    rest = "What goes on since is not explained, so nothing more is changed."
+    assert rest in said
+    assert "The cause is not known, so nothing is changed." not in said, "one was, and was cured"
     assert "look again" not in said, "it has looked"
     end(second, State.VERIFIED, at + timedelta(seconds=150))
-    assert "The cause is not known, so nothing is changed." in text(client.get("/?part=story"))
+    assert rest in text(client.get("/?part=story"))
     Diagnosis.objects.filter(pk=newest.pk).update(cause=first.cause)
     until = at + timedelta(seconds=330)
     diagnosis_note(diagnosis=newest, no_action="just tried this way", next_try_at=until)
     assert "next try from <time" in text(client.get("/?part=story"))
+
+
+def test_what_a_kept_change_left_is_told_in_words_that_are_true_of_it(
+    ada: Any, full: World
+) -> None:
+    found, action = Incident.objects.get(), Action.objects.get()
+    kept_at = found.opened_at + timedelta(seconds=60)
+    end(action, State.VERIFIED, kept_at)
+    diagnosis_confirm(incident=found, cause=action.cause, acted_at=kept_at)
+    Reading.objects.filter(objective=found.objective, window_end__gt=kept_at).delete()
+    for number in (1, 2, 3):
+        Reading.objects.create(
+            objective=found.objective, scope=found.scope, good=75, total=100, signal="ok",
+            window_end=kept_at + number * timedelta(seconds=15),
+        )  # fmt: skip
+    newest = explain(full, found, kept_at + timedelta(seconds=50))
+    ask = "1 engine serves chat, and it needs 1 more like engine-0"
+    rivals = [
+        {"cause": "load_beyond_capacity", "score": 0.4, "because": "87 served", "no_remedy": ask},
+        {"cause": "slow_host", "score": 0.1, "because": "10 % busy", "no_remedy": ""},
+    ]
+    near = "no cause examined explains it; the nearest, load beyond capacity, fails on: 80 % busy"
+    facts = {"no_action": "the cause is not known, so nothing is changed"}
+    Diagnosis.objects.filter(pk=newest.pk).update(
+        cause="unknown", because=near, rivals=rivals, facts=facts
+    )
+    newest.evidence.create(
+        cause="load_beyond_capacity", supports=False, sentence="a step 80 % of the time"
+    )
+    client = ada(full)
+    story = text(client.get("/?part=story"))
+    left = "25.0% of 300 requests missed it all the same; that is not explained, so nothing more"
+    assert f"Since {kept_at:%H:%M:%S} {left}" in story
+    assert "The cause is not known" not in story
+    said = text(client.get(f"/incidents/{found.pk}/"))
+    look = said.partition('id="look"')[2].partition("</section>")[0]
+    assert f"{near[1:]}. If it is that, {ask}." in look
+    assert "a step 80 % of the time" in look
+    assert look.index("87 served") < look.index("10 % busy"), "the nearest first"
+    short = "cured; the rest unexplained"
+    assert short in text(client.get("/incidents/"))
+    assert short in text(client.get("/objectives/"))
+    Incident.objects.update(state=Incident.State.CLOSED, closed_at=full.now)
+    said = text(client.get(f"/incidents/{found.pk}/"))
+    assert 'id="look"' not in said
+    assert short not in text(client.get("/incidents/"))
 
 
 def test_incident_says_when_no_window_of_a_trial_counted(ada: Any, full: World) -> None:
@@ -166,6 +214,17 @@ def test_a_rise_is_no_fall_that_chance_may_have_made(ada: Any, full: World) -> N
         assert "fall by chance:" not in said
 
 
+def test_the_price_of_a_kept_change_stands_beside_its_verdict(ada: Any, full: World) -> None:
+    action = Action.objects.get()
+    end(action, State.VERIFIED, full.now)
+    action.outcome["price"] = [{"objective": "Each token", "before": 0.0, "after": 0.0231}]
+    action.save()
+    client = ada(full)
+    for address in (f"/incidents/{Incident.objects.get().pk}/", "/actions/"):
+        said = text(client.get(address))
+        assert "“Each token” got worse: 0\u00a0% → 2.31\u00a0% missed" in said
+
+
 def test_one_request_is_said_as_one(ada: Any, full: World) -> None:
     action = Action.objects.get()
     end(action, State.ROLLED_BACK, full.now)
@@ -183,7 +242,7 @@ def test_one_request_is_said_as_one(ada: Any, full: World) -> None:
             State.VERIFIED,
             (
                 "44.7 % of requests missed the objective before",
-                "verified",
+                '<span class="chip ok">kept</span>',
                 "such a fall by chance: under 0.01\u00a0%",
             ),
         ),
