@@ -258,7 +258,7 @@ def test_an_action_that_is_being_kept_is_not_withdrawn(world: World) -> None:
     action = trial(world)
     until(world, action, State.VERIFIED)
     assert action.verdict == Verdict.BETTER
-    with pytest.raises(CannotUndo, match="is verified"):
+    with pytest.raises(CannotUndo, match="is kept"):
         withdraw(action, "w", by="person", actor="ada", now=world.now)
 
 
