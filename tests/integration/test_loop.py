@@ -26,8 +26,9 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def test_the_loop_closes_on_a_cap_set_too_small(house: House) -> None:
-    # More than this cap carries with the machine to itself, let alone in a house.
-    rate = 1.1 * house.capacity(4.0, {CAP: CAP_TOO_SMALL}).requests_per_s
+    # More than this cap carries, also where other tests had the machine while it was measured; a
+    # third or so of what a higher one does.
+    rate = 1.6 * house.capacity(4.0, {CAP: CAP_TOO_SMALL}).requests_per_s
     messages: list[dict[str, Any]] = []
     receiver = Receiver(house.ports.receiver, messages.append)
     house.start()
