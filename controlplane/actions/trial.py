@@ -106,18 +106,14 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
             "p_value": result.p_better,
             "looks": result.look,
             "sentence": result.sentence,
-            "price": _price(guards, result.sentence),
+            "price": _price(result.harmed),
         },
     )
 
 
-def _price(guards: Sequence[verify.Guard], told: str) -> list[dict[str, Any]]:
-    """The promises that `told` says got worse, with their shares of bad requests."""
-    return [
-        {"objective": g.name, "before": g.before.share, "after": g.after.share}
-        for g in guards
-        if f"“{g.name}” got worse: " in told
-    ]
+def _price(harmed: Sequence[verify.Guard]) -> list[dict[str, Any]]:
+    """The promises that got worse, with their shares of bad requests."""
+    return [{"objective": g.name, "before": g.before.share, "after": g.after.share} for g in harmed]
 
 
 def _ahead(action: Action, reader: Reader, now: datetime) -> Reader:

@@ -99,13 +99,17 @@ class Guard:
 
 @dataclass(frozen=True)
 class Result:
-    """`verdict` None: wait for the next window. p-values are not corrected for other looks."""
+    """`verdict` None: wait for the next window. p-values are not corrected for other looks.
+
+    `harmed` are the guards that the sentence says got worse.
+    """
 
     verdict: Verdict | None
     sentence: str
     p_better: float | None = None
     p_worse: float | None = None
     look: int = 0
+    harmed: tuple[Guard, ...] = ()
 
 
 def looks_max(*, ttl_s: float, window_s: float, settle_s: float) -> int:
@@ -157,12 +161,12 @@ def verdict(
         return Result(kind, f"{told} {seen}{more}", p_better, p_worse, look)
 
     saved_burn = (before.share - after.share) / budget
-    harmed = [g for g in guards if _harmed(g, alpha)]
+    harmed = tuple(g for g in guards if _harmed(g, alpha))
     price = "".join(f"; “{g.name}” got worse: {_shares(g.before, g.after)}" for g in harmed)
     if any(_broken(g, saved_burn) for g in harmed):
-        return result(Verdict.WORSE, p_better, price)
+        return replace(result(Verdict.WORSE, p_better, price), harmed=harmed)
     if better and after.load >= LOAD_SHARE_MIN * before.load:
-        return result(Verdict.BETTER, p_better, price)
+        return replace(result(Verdict.BETTER, p_better, price), harmed=harmed)
     if p_worse < alpha and before.load >= LOAD_SHARE_MIN * after.load:
         return result(Verdict.WORSE, p_worse)
     more = ""
