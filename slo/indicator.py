@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import cache
-from typing import Any, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from slo.plugins import plugins
 from tracing.types import Grid, Reader, ShareSeries
@@ -24,6 +24,42 @@ class SpecError(ValueError):
     def __init__(self, param: str, value: object, allowed: str) -> None:
         super().__init__(f"{param}={value!r}: allowed: {allowed}")
         self.param = param
+
+
+def gettext_noop(message: str) -> str:
+    """Marks a message for makemessages; it is translated where it is shown."""
+    return message
+
+
+class Unit(NamedTuple):
+    """What the events of an indicator are, in English: a word for one of them and for several."""
+
+    one: str
+    many: str
+
+    def word(self, count: float) -> str:
+        """The one that is said after a count, as it is written: without decimals."""
+        return self.one if round(count) == 1 else self.many
+
+
+REQUESTS = Unit(gettext_noop("request"), gettext_noop("requests"))
+GAPS = Unit(gettext_noop("gap between tokens"), gettext_noop("gaps between tokens"))
+SPANS = Unit(gettext_noop("span"), gettext_noop("spans"))
+MEASUREMENTS = Unit(gettext_noop("measurement"), gettext_noop("measurements"))
+
+# Part of a metric's or a span's name → what is counted there (vLLM's names); the first that fits.
+UNIT_OF = {
+    "inter_token_latency": GAPS,
+    "vllm:time_per_output_token": GAPS,
+    "request": REQUESTS,
+    "time_to_first_token": REQUESTS,
+    "time_per_output_token": REQUESTS,
+}
+
+
+def unit_of(name: str, *, unknown: Unit) -> Unit:
+    """What a metric or a span of that name counts; `unknown` where the name does not say."""
+    return next((unit for part, unit in UNIT_OF.items() if part in name), unknown)
 
 
 class Indicator(Protocol):
@@ -44,6 +80,10 @@ class Indicator(Protocol):
         """The name of the spans it reads; empty for metrics."""
         ...
 
+    def unit(self, spec: Mapping[str, Any]) -> Unit:
+        """What it counts: requests, or other events."""
+        ...
+
     def read(
         self, reader: Reader, *, service: str, spec: Mapping[str, Any], grid: Grid
     ) -> list[ShareSeries]:
@@ -57,11 +97,6 @@ class Indicator(Protocol):
     def describe(self, spec: Mapping[str, Any]) -> str:
         """What a good event is, in half a sentence: "time to first token ≤ 500 ms"."""
         ...
-
-
-def gettext_noop(message: str) -> str:
-    """Marks a message for makemessages; it is translated where it is shown."""
-    return message
 
 
 @cache

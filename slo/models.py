@@ -9,6 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from controlplane.accounts.models import Tenant
+from slo.indicator import Unit, indicators
 from tracing.types import Signal
 
 
@@ -54,6 +55,11 @@ class Objective(models.Model):
     @property
     def budget(self) -> float:
         return 1 - self.target
+
+    @property
+    def unit(self) -> Unit:
+        """What its events are: requests, gaps between tokens and so on."""
+        return indicators()[self.indicator].unit(self.spec)
 
 
 class Reading(models.Model):

@@ -34,12 +34,15 @@ class Left:
     @property
     def words(self) -> str:
         """How much is missed since when, and why nothing more is changed."""
-        words = _("since %(since)s %(share)s of %(total)s requests missed it all the same; %(why)s")
+        words = _(
+            "since %(since)s %(share)s of %(total)s %(counted)s missed it all the same; %(why)s"
+        )
         unexplained = _("that is not explained, so nothing more is changed")
         return words % {
             "since": f"{timezone.localtime(self.since):%H:%M:%S}",
             "share": f"{self.counts.bad_share or 0:.1%}",
             "total": f"{self.counts.total:,.0f}",
+            "counted": _(self.look.incident.objective.unit.word(self.counts.total)),
             "why": unexplained if self._unexplained else self.look.facts["no_action"],
         }
 

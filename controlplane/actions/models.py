@@ -70,7 +70,7 @@ class Action(models.Model):
 
     `changes` maps knob → {"from", "to"}; `outcome` holds the verification's counts:
     {"before": {"good", "total"}, "after": {…}, "p_value", "looks", "sentence", "price"}, where the
-    price is what other promises lost, [{"objective", "before", "after"}] in shares of bad requests,
+    price is what other promises lost, [{"objective", "before", "after"}] in bad shares,
     and `withdrawn` ("person", "superseded", "frozen") when it was ended before it was judged.
     `predicted` is what was expected of it: {"sentence", "wanted", "covered", "bad_share_max",
     "facts"}.

@@ -16,6 +16,7 @@ from controlplane.actions.models import Action, Priority
 from controlplane.diagnosis.amounts import several
 from controlplane.diagnosis.staging import objective_facts
 from slo.budget import Counts
+from slo.indicator import Unit
 from slo.judging import settle_s
 from slo.models import Objective, Reading
 from tracing.types import Grid, Reader, Signal
@@ -112,7 +113,7 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
 
 
 def _price(harmed: Sequence[verify.Guard]) -> list[dict[str, Any]]:
-    """The promises that got worse, with their shares of bad requests."""
+    """The promises that got worse, with their bad shares."""
     return [{"objective": g.name, "before": g.before.share, "after": g.after.share} for g in harmed]
 
 
@@ -188,8 +189,8 @@ def _samples(
     new = rows.filter(window_end__gt=gone_at, window_end__lte=_over_at(action))
     after = [r for r in new[:AFTER_WINDOWS_MAX] if _start(r) >= first]
     return (
-        _sample(list(old[:BEFORE_WINDOWS_MAX]), action, reader, goodput),
-        _sample(after, action, reader, goodput),
+        _sample(list(old[:BEFORE_WINDOWS_MAX]), objective.unit, action, reader, goodput),
+        _sample(after, objective.unit, action, reader, goodput),
     )
 
 
@@ -294,19 +295,19 @@ def _start(reading: Reading) -> datetime:
 
 
 def _sample(
-    newest_first: list[Reading], action: Action, reader: Reader, goodput: bool
+    newest_first: list[Reading], unit: Unit, action: Action, reader: Reader, goodput: bool
 ) -> verify.Sample:
     """`goodput` counts all who came as the total; nothing where that was not measured."""
     readings = newest_first[::-1]
     if not readings:
-        return verify.Sample((), settings.TRIMTAB_CONTROL_WINDOW_S)
+        return verify.Sample((), settings.TRIMTAB_CONTROL_WINDOW_S, unit=unit)
     window_s = readings[0].window_s
     windows = tuple(Counts(r.good, r.total) for r in readings)
     came = _arrivals(readings, action, reader)
     if goodput:
         pairs = zip(windows, came or (), strict=bool(came))
         windows = tuple(replace(w, total=max(w.total, all_)) for w, all_ in pairs)
-    return verify.Sample(windows, window_s, None if came is None else sum(came))
+    return verify.Sample(windows, window_s, None if came is None else sum(came), unit)
 
 
 def _arrivals(readings: list[Reading], action: Action, reader: Reader) -> list[float] | None:

@@ -1,4 +1,4 @@
-"""Did it help? A sequential test of the share of bad requests, before against after.
+"""Did it help? A sequential test of the share of bad events, before against after.
 
 Pure arithmetic, no Django. The share is compared, not a percentile: a percentile of a few hundred
 requests is a handful of them. Two one-sided tests of two proportions, each at 5 % in total over all
@@ -32,6 +32,7 @@ from enum import StrEnum
 
 from controlplane.diagnosis.amounts import several
 from slo.budget import Counts, bad_share_bar
+from slo.indicator import REQUESTS, Unit
 
 ALPHA = 0.05
 # Of it, for *better*: the looks before the last together, the last, and the last but one window.
@@ -52,7 +53,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Sample:
-    """Measured control windows, oldest first; `arrivals` are requests received in them.
+    """Measured control windows, oldest first, of events that are `unit`; `arrivals` are requests
+    received in them.
 
     Without a count of arrivals the events stand for them.
     """
@@ -60,6 +62,7 @@ class Sample:
     windows: tuple[Counts, ...]
     window_s: float
     arrivals: float | None = None
+    unit: Unit = REQUESTS
 
     @property
     def counts(self) -> Counts:
@@ -69,6 +72,10 @@ class Sample:
     def share(self) -> float:
         """Bad share, 0 without events."""
         return self.counts.bad_share or 0.0
+
+    @property
+    def arriving(self) -> str:
+        return self.unit.many if self.arrivals is None else REQUESTS.many
 
     @property
     def load(self) -> float:
@@ -140,8 +147,8 @@ def verdict(
         windows = several(len(sample.windows), "window", "windows")
         return _wait(
             last,
-            f"too few requests to judge by {which} the change: {sample.counts.total:.0f} in "
-            f"{windows}, and {EVENTS_MIN} in {WINDOWS_MIN} are needed",
+            f"too few {sample.unit.many} to judge by {which} the change: "
+            f"{sample.counts.total:.0f} in {windows}, and {EVENTS_MIN} in {WINDOWS_MIN} are needed",
         )
     alpha, proof = _alphas(look, looks, last)
     p_better, p_worse = p_fell(before, after), p_fell(after, before)
@@ -171,7 +178,10 @@ def verdict(
         return result(Verdict.WORSE, p_worse)
     more = ""
     if better or p_worse < alpha:
-        more = f"; the load changed from {before.load:.1f} to {after.load:.1f} requests per second"
+        more = (
+            f"; the load changed from {before.load:.1f} to {after.load:.1f} {after.arriving} "
+            "per second"
+        )
     found = result(Verdict.INCONCLUSIVE, min(p_better, p_worse), more)
     return found if last else replace(found, verdict=None)
 
@@ -179,7 +189,7 @@ def verdict(
 def unharmed(promises: Sequence[Guard], *, looks: int, last: bool) -> Result:
     """For a change that has nothing to mend: worse as soon as a promise is broken by it.
 
-    No worse (only when `last`) says that no promise with enough requests was seen to break, at the
+    No worse (only when `last`) says that no promise with enough events was seen to break, at the
     same error of 5 % in all; without one of those it is inconclusive.
     """
     measured = [p for p in promises if p.before.enough and p.after.enough]
@@ -194,7 +204,7 @@ def unharmed(promises: Sequence[Guard], *, looks: int, last: bool) -> Result:
     if not last:
         return Result(None, "no promise is broken so far", look=look)
     if not measured:
-        told = f"no objective had {EVENTS_MIN} requests in {WINDOWS_MIN} windows on both sides"
+        told = f"no objective counted {EVENTS_MIN} in {WINDOWS_MIN} windows on both sides"
         return Result(Verdict.INCONCLUSIVE, told)
     told = "; ".join(f"“{p.name}”: {_shares(p.before, p.after)}" for p in measured)
     return Result(Verdict.NO_WORSE, f"no objective was seen to get worse: {told}", look=look)
@@ -206,9 +216,9 @@ def served_again(
     """As `unharmed`, for the end of shedding, which must not last because too few come to prove it.
 
     Where nothing is measured on both sides, it is kept if no objective spends more than its budget
-    or, with too few requests, than makes an incident, and, with too few for all of them, if
+    or, with too few events, than makes an incident, and, with too few for all of them, if
     `nobody_waits` (seen, not supposed): who is not there is not kept waiting. Most of what came
-    before was turned away, so a promise that has enough requests since alone, and breaks, ends it
+    before was turned away, so a promise that has enough events since alone, and breaks, ends it
     at once.
     """
     result = unharmed(promises, looks=looks, last=last)
@@ -224,7 +234,7 @@ def served_again(
     if not alone and not nobody_waits:
         return replace(result, sentence=f"{result.sentence}, and the queue is not seen to be empty")
     told = "; ".join(f"“{p.name}”: {_share(p.after)}" for p in promises if p.after.counts.total)
-    told = told or "no request was measured"
+    told = told or "nothing was measured"
     if any(_overspent(p) for p in promises):
         return replace(result, sentence=f"too few to compare, and no good sign: {told}")
     return Result(Verdict.NO_WORSE, f"too few to compare, and no promise is broken: {told}")
@@ -352,17 +362,16 @@ def _shares(before: Sample, after: Sample) -> str:
     if after.share == before.share:
         verb = "stayed"
     return (
-        f"the share of bad requests {verb} from {before.share:.1%} of {old.total:,.0f} "
+        f"the share of bad {after.unit.many} {verb} from {before.share:.1%} of {old.total:,.0f} "
         f"to {after.share:.1%} of {new.total:,.0f}"
     )
 
 
 def _windows(before: Sample, after: Sample) -> str:
-    """What is compared: requests of one window are late together."""
+    """What is compared: what one window holds is late together."""
     windows = several(len(before.windows), "window", "windows")
     return f"{windows} before and {len(after.windows)} after"
 
 
 def _share(sample: Sample) -> str:
-    requests = several(sample.counts.total, "request", "requests", ",.0f")
-    return f"{sample.share:.1%} of {requests} bad"
+    return f"{sample.share:.1%} of {several(sample.counts.total, *sample.unit, ',.0f')} bad"

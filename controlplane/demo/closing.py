@@ -69,7 +69,7 @@ def _incidents(incidents: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
         yield row["opened_at"], "detected", f"{where} is missed"
         if not row["part_of"]:  # what is part of another story is explained there
             yield from _explained(row["diagnoses"])
-        missed = f"{row['bad_events']:,.0f} of {row['total_events']:,.0f} requests missed it"
+        missed = f"{row['bad_events']:,.0f} of {row['total_events']:,.0f} {row['unit']} missed it"
         again = f", {row['reopened'] + 1} times" if row["reopened"] else ""
         yield row["closed_at"], "over", f"{where} is met again; {missed}{again}"
 

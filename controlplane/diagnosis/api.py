@@ -29,6 +29,8 @@ from controlplane.accounts.rest import (
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import incident_get, incidents_asked, story
 
+COUNTED = "what the events are: requests, gaps between tokens, …"
+
 
 class IncidentQuery(ListQuery):
     state = choice(Incident.State.values)
@@ -70,6 +72,7 @@ class HitShape(Shape):
     objective = serializers.CharField(source="incident.objective.slug")
     bad_events = serializers.FloatField(source="bad")
     total_events = serializers.FloatField(source="total")
+    unit = serializers.CharField(source="incident.objective.unit.many", help_text=COUNTED)
 
 
 class IncidentShape(Shape):
@@ -88,6 +91,7 @@ class IncidentShape(Shape):
     reopened = serializers.IntegerField(source="incident.reopened")
     bad_events = serializers.FloatField(source="incident.bad_events")
     total_events = serializers.FloatField(source="incident.total_events")
+    unit = serializers.CharField(source="incident.objective.unit.many", help_text=COUNTED)
     example_trace_id = serializers.CharField(source="incident.example_trace_id")
     what = serializers.CharField(source="told.what")
     because = serializers.CharField(source="told.because", help_text="empty until explained")

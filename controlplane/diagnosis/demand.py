@@ -60,16 +60,17 @@ def demand_grew(scene: Scene) -> float | None:
 
 
 def demand_text(scene: Scene) -> str:
-    """“45 requests arrive a second of 101 prompt and 40 output tokens; before 15 of 99 and 41”."""
+    """“45 requests arrive a second, on average of 101 prompt and 40 output tokens; before it was
+    15 a second, of 99 and 41”."""
     load = arrivals(scene)
     now, before = lengths(scene), lengths(scene, reference=True)
     if load.value is None:
         return "How many requests arrive was not measured"
     text = f"{load.value:.3g} requests arrive a second"
     if now:
-        text += f" of {now[0]:.0f} prompt and {now[1]:.0f} output tokens"
+        text += f", on average of {now[0]:.0f} prompt and {now[1]:.0f} output tokens"
     if load.before is not None:
-        text += f"; before {load.before:.3g}"
+        text += f"; before it was {load.before:.3g} a second"
         if before:
-            text += f" of {before[0]:.0f} and {before[1]:.0f}"
+            text += f", of {before[0]:.0f} and {before[1]:.0f}"
     return text

@@ -93,8 +93,9 @@ def measured(
 def counts_requests(scene: Scene) -> Fact:
     """For causes that harm whatever of a request is timed or counted."""
     known = scene.objective.measures != "other"
-    says = "times or counts requests" if known else "does not time or count requests"
-    return Fact(f"“{scene.objective.name}” {says}", known, required=True, weight=0.5)
+    what = "requests or their tokens" if known else "neither requests nor their tokens"
+    text = f"“{scene.objective.name}” times or counts {what}"
+    return Fact(text, known, required=True, weight=0.5)
 
 
 def slower_fact(
@@ -114,8 +115,8 @@ def slower_fact(
     slower = step.slower if step else None
     if step is None or slower is None:
         text = (
-            "Whether the engine has become slower at the same tokens cannot be told: what a step's "
-            "time goes to was not measured before and now, or the windows are too few or too alike"
+            "Whether steps take longer than before for as many tokens cannot be told: they were "
+            "not measured both before and now, or too seldom or too much alike"
         )
         return measured(
             text,
@@ -127,16 +128,20 @@ def slower_fact(
     bar = step.slower_max if bar is None else bar
     slowed = slower > bar
     if slowed:
-        text = f"{slower:.0%} of a step's time is not explained by its tokens: something slows it"
+        text = (
+            f"Steps take longer than before for as many tokens, by {slower:.0%} of their time: "
+            "something slows them"
+        )
     elif slower <= 0:
-        text = "Steps take no longer than their tokens let expect"
+        text = "Steps take no longer than before for as many tokens"
     elif bar > 2 * SLOWER_MAX:
         text = (
-            f"{slower:.0%} of a step's time is not explained by its tokens; steps are so much "
-            f"larger, or requests longer, than any before that only above {bar:.0%} would tell"
+            f"Steps take longer than before for as many tokens, by {slower:.0%} of their time; but "
+            "steps are so much larger, or requests so much longer, that less than "
+            f"{bar:.0%} says nothing"
         )
     else:
-        text = f"Steps are as fast as their tokens let expect, within {bar:.0%}"
+        text = f"Steps take as long as before for as many tokens, within {bar:.0%}"
     return measured(
         text,
         slowed is wanted,
@@ -158,7 +163,7 @@ def beyond_fact(scene: Scene, *, wanted: bool, required: bool = True, weight: fl
     most = ceiling_per_s(scene, at_most=True)
     if load.value is None or not ceiling or not most:
         return measured(
-            "What the engine could serve at most was not measured, or cannot be told from noise",
+            "What the engine could serve at most was not measured, or not well enough to tell",
             False,
             track=load,
             metric=ARRIVALS,
@@ -167,8 +172,9 @@ def beyond_fact(scene: Scene, *, wanted: bool, required: bool = True, weight: fl
         )
     bar = max(BEYOND_MIN * ceiling, most)
     text = (
-        f"{load.value:.3g} requests arrive a second; its steps would let the engine serve "
-        f"{ceiling:.3g} a second with {_cap_max(scene):g} running; {bar:.3g} is within the error"
+        f"{load.value:.3g} requests arrive a second; by its step times the engine could serve "
+        f"about {ceiling:.3g} a second, and {bar:.3g} at the very most, with {_cap_max(scene):g} "
+        "running, the highest cap it allows"
     )
     return measured(
         text,

@@ -31,7 +31,7 @@ def shed_wishes(scene: Scene, capacity: float) -> tuple[tuple[Wish, ...], str]:
     where there is no lower tier to turn away, no knob to do it with, or it would be missed itself.
     """
     if counts_shed(scene):
-        return (), f"“{scene.objective.name}” counts who is turned away as missed"
+        return (), f"“{scene.objective.name}” counts requests that are turned away as missed"
     now = scene.engine.number(SHED_KNOB)
     if now is None or not scene.engine.supports(SHED_KNOB):
         return (), "the engine cannot turn requests away by their priority"

@@ -289,18 +289,20 @@ def _incidents(tenant: Tenant) -> QuerySet[Incident]:
 def _what(incident: Incident, hits: Sequence[Hit]) -> str:
     since = timezone.localtime(incident.bad_since)
     what = _(
-        "%(bad)s of %(total)s requests missed “%(objective)s” on %(scope)s since %(since)s"
+        "%(bad)s of %(total)s %(counted)s missed “%(objective)s” on %(scope)s since %(since)s"
     ) % {
         "bad": f"{incident.bad_events:,.0f}",
         "total": f"{incident.total_events:,.0f}",
+        "counted": _(incident.objective.unit.word(incident.total_events)),
         "objective": incident.objective.name,
         "scope": incident.scope or incident.objective.service,
         "since": f"{since:%H:%M:%S}",
     }
     for hit in hits[1:]:
-        what += _("; %(bad)s of %(total)s missed “%(objective)s”") % {
+        what += _("; %(bad)s of %(total)s %(counted)s missed “%(objective)s”") % {
             "bad": f"{hit.bad:,.0f}",
             "total": f"{hit.total:,.0f}",
+            "counted": _(hit.incident.objective.unit.word(hit.total)),
             "objective": hit.objective,
         }
     return f"{what}, {_(incident.lapsed)}" if incident.lapsed else what

@@ -1,7 +1,7 @@
 """The three charts of an objective: each asks one question and shows every gap in the data.
 
-How many requests missed it (slo's readings), how long they took (the indicator's histogram), how
-many run and wait (the engines' gauges). Shown times are the right edges of windows.
+What share missed it (slo's readings), how long they took (the indicator's histogram), how many
+requests run and wait (the engines' gauges). Shown times are the right edges of windows.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def questions(objective: Objective) -> list[Question]:
     asked = time_questions.get(
         objective_facts(objective).measures, _("How long does a request take?")
     )
+    missing = _("What share of %(counted)s missed this objective?")
     return [
-        Question("bad", _("Missed"), _("What share of requests missed this objective?")),
+        Question("bad", _("Missed"), missing % {"counted": _(objective.unit.many)}),
         Question("latency", _("Latency"), asked),
         Question("load", _("Load"), _("How many requests run, and how many wait?")),
     ]

@@ -15,13 +15,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slo.indicator import (
+    MEASUREMENTS,
+    SPANS,
     Indicator,
     SpecError,
+    Unit,
     gettext_noop,
     spec_choice,
     spec_keys_check,
     spec_name,
     spec_threshold_ms,
+    unit_of,
 )
 from tracing.types import Grid, HistogramSeries, Reader, ShareSeries
 
@@ -36,7 +40,7 @@ PARAMETERS = {
 
 class Latency:
     slug = "latency"
-    label = gettext_noop("Requests under a threshold")
+    label = gettext_noop("Share under a threshold")
 
     def clean(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         source = spec_choice({"source": "metric", **spec}, "source", PARAMETERS)
@@ -66,6 +70,11 @@ class Latency:
         else:
             what = spec["measure"].rpartition(".")[2].replace("_", " ")
         return f"{what} ≤ {spec['threshold_ms']:g} ms"
+
+    def unit(self, spec: Mapping[str, Any]) -> Unit:
+        if spec["source"] == "metric":
+            return unit_of(spec["metric"], unknown=MEASUREMENTS)
+        return unit_of(spec["span"], unknown=SPANS)
 
     def read(
         self, reader: Reader, *, service: str, spec: Mapping[str, Any], grid: Grid

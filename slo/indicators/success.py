@@ -14,13 +14,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slo.indicator import (
+    REQUESTS,
+    SPANS,
     Indicator,
     SpecError,
+    Unit,
     gettext_noop,
     spec_choice,
     spec_keys_check,
     spec_name,
     spec_names,
+    unit_of,
 )
 from tracing.types import Grid, Reader, Series, ShareSeries
 
@@ -68,6 +72,9 @@ class Success:
         if spec["source"] == "metric":
             return f"finished by {' or '.join(spec['good_reasons'])}"
         return f"{spec['span']} without error"
+
+    def unit(self, spec: Mapping[str, Any]) -> Unit:
+        return REQUESTS if spec["source"] == "metric" else unit_of(spec["span"], unknown=SPANS)
 
     def read(
         self, reader: Reader, *, service: str, spec: Mapping[str, Any], grid: Grid

@@ -120,11 +120,11 @@ def _objective_fact(scene: Scene) -> Fact:
 def _gap_fact(scene: Scene, long: Long | None) -> Fact:
     """A step gives each running request one gap: so many gaps the long steps must have made."""
     if long is None:
-        text = "Whether gaps between tokens and steps are too long was not measured"
+        text = "How long steps and the gaps between tokens are was not measured"
     else:
         text = (
-            f"Steps longer than {ms(long.threshold_s)} make {long.gaps:.0%} of the gaps that are, "
-            "one for each request that runs"
+            f"{long.gaps:.0%} of the gaps between tokens longer than {ms(long.threshold_s)} come "
+            "from steps that are longer, as each step is one gap for every running request"
         )
     return measured(
         text,
@@ -139,11 +139,11 @@ def _gap_fact(scene: Scene, long: Long | None) -> Fact:
 
 def _over_fact(scene: Scene, long: Long | None) -> Fact:
     if long is None:
-        text = "Whether a step exceeds the objective was not measured"
+        text = "Whether steps take longer than is allowed for a gap was not measured"
     else:
         text = (
-            f"{long.share:.1%} of the steps take longer than the {ms(long.threshold_s)} allowed, "
-            f"and {long.healthy:.0%} of those would at the speed of before"
+            f"{long.share:.1%} of the steps take longer than the {ms(long.threshold_s)} allowed "
+            f"for a gap, and {long.healthy:.0%} of those would at the engine's earlier speed too"
         )
     return measured(
         text,
@@ -164,9 +164,9 @@ def _tokens_fact(long: Long | None) -> Fact:
     else:
         share = (long.prefill_s + long.decode_s) / long.total_s
         text = (
-            f"Of the {ms(long.total_s)} of a long step, {ms(long.prefill_s)} go to prompt tokens "
-            f"and {ms(long.decode_s)} to {_running(long)}; one with next to no "
-            f"tokens takes {ms(long.least_s)}"
+            f"A long step takes {ms(long.total_s)}: {ms(long.prefill_s)} for prompt tokens, "
+            f"{ms(long.decode_s)} for {_running(long)}, and {ms(long.least_s)} that even a step "
+            "with next to no tokens takes"
         )
     return measured(
         text,
@@ -183,11 +183,12 @@ def _tokens_fact(long: Long | None) -> Fact:
 def _grew_fact(scene: Scene, long: Long | None) -> Fact:
     old = scene.histogram(STEP_TIME, reference=True)
     if long is None or old is None or not old.count:
-        text = "Whether steps were faster before was not measured"
+        text = "How long steps took before was not measured"
         return measured(text, False, metric=STEP_TIME, weight=0.5)
     before = old.above(long.threshold_s) / old.count
     return measured(
-        f"{before:.1%} of the steps took so long before, {long.share:.1%} do now",
+        f"{long.share:.1%} of the steps take longer than {ms(long.threshold_s)}, "
+        f"{before:.1%} did before",
         long.share > before,
         track=Track(before, long.share),
         metric=STEP_TIME,
@@ -205,8 +206,10 @@ def _remedy(scene: Scene, long: Long | None) -> tuple[tuple[Wish, ...], str]:
     aim = AIM * long.threshold_s
     waiting = scene.gauge(WAITING).value
     if waiting is None or waiting >= 1:
-        what = "it is not known whether requests wait" if waiting is None else f"{waiting:.0f} wait"
-        return (), f"{what}: a smaller batch would trade the token latency for TTFT"
+        what = "it is not known whether requests wait"
+        if waiting is not None:
+            what = several(waiting, "request waits", "requests wait", ".0f")
+        return (), f"{what}: fewer at once would shorten the gaps and lengthen the wait"
     room = aim - long.least_s - long.prefill_s
     if room <= 0:
         return (), f"a step with one running request would still take {ms(aim - room)}"
@@ -230,8 +233,8 @@ def _smaller_prefill(scene: Scene, long: Long) -> tuple[tuple[Wish, ...], str]:
     near = tuple(w for w in wishes if float(w.to) >= REACH * (scene.engine.number(w.knob) or 0.0))
     wanted = " or ".join(f"{wish.knob} at {wish.to:.0f} at most" for wish in wishes)
     no_remedy = (
-        f"it takes {wanted}, which is farther than one action goes, and smaller steps that are "
-        f"still longer than {ms(long.threshold_s)} are only more of them"
+        f"it takes {wanted}, farther than one change may go, and going part of the way would only "
+        f"make more steps that are longer than {ms(long.threshold_s)}"
     )
     return near, "" if near else no_remedy
 
@@ -269,8 +272,8 @@ def _because(scene: Scene, long: Long | None) -> str:
         else f"{ms(long.decode_s)} of them for {_running(long)}"
     )
     return scene.because(
-        f"{long.share:.1%} of the steps took longer than the {ms(long.threshold_s)} allowed: "
-        f"a heavy one {ms(long.total_s)}, {to}"
+        f"{long.share:.1%} of the steps took longer than the {ms(long.threshold_s)} allowed for a "
+        f"gap: a heavy one took {ms(long.total_s)}, {to}"
     )
 
 

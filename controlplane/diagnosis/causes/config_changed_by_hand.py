@@ -241,7 +241,7 @@ def _changed_fact(scene: Scene, change: Change | None) -> Fact:
     when = (
         f"{early_s:.0f} s before the first bad window"
         if early_s > 0
-        else "as the first bad windows passed"
+        else "during the first bad windows"
     )
     return measured(
         f"{change.by} changed {change.knob} from {change.before} to {change.after} at "
@@ -282,7 +282,8 @@ def _effect_fact(change: Change | None, seen: Seen | None) -> Fact:
         text = "There is no change whose effect could be seen"
         if change is not None:
             text = (
-                f"{change.knob} going {_direction(change)} moves nothing that came near its limit"
+                f"No effect of {change.knob} at {change.after} instead of {change.before} is to be "
+                "seen in what it limits"
             )
         return measured(text, False, metric=CHANGES, required=True)
     effect, track = seen

@@ -74,7 +74,7 @@ def _eager_fact(eager: Track) -> Fact:
         text = "Whether steps replay a captured graph was not measured"
     else:
         then = "" if eager.before is None else f", {eager.before:.0%} before"
-        text = f"{eager.value:.0%} of the steps that a graph is captured for run without it{then}"
+        text = f"{eager.value:.0%} of the steps that have a captured graph run without it{then}"
     return measured(
         text,
         eager.value is not None and eager.value >= EAGER_MIN,
@@ -111,12 +111,12 @@ def _meant_fact(scene: Scene, eager: Track) -> Fact:
 def _fixed_fact(scene: Scene) -> Fact:
     step = step_time(scene)
     if step is None or step.before is None or step.fixed is None:
-        text = "What a step takes besides its tokens was not measured before and now"
+        text = "The fixed part of a step's time was not measured both before and now"
         return measured(text, False, metric=STEP_TIME, unit="s", weight=0.5)
     bar = FIXED_GREW * step.before.a
-    now = ms(step.fixed) if step.fixed > 0 else "no time"
     return measured(
-        f"Besides its tokens a step took {ms(step.before.a)} before and takes {now} now",
+        f"The fixed part of a step's time, whatever its tokens, was {ms(step.before.a)} before and "
+        f"is {ms(max(0.0, step.fixed))} now",
         step.fixed > bar,
         track=Track(step.before.a, step.fixed, scene.means(STEP_TIME).points),
         metric=STEP_TIME,
@@ -154,7 +154,7 @@ def _because(scene: Scene, eager: Track) -> str:
     step = step_time(scene)
     grew = ""
     if step and step.before and step.fixed is not None and step.fixed > step.before.a:
-        grew = f": besides its tokens a step took {ms(step.fixed)}, {ms(step.before.a)} before"
+        grew = f": the fixed part of a step took {ms(step.fixed)}, {ms(step.before.a)} before"
     text = f"{eager.value:.0%} of the steps ran without a captured graph{then}{grew}"
     return scene.because(text)
 

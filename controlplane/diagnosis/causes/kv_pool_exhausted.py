@@ -143,7 +143,7 @@ def _full_fact(used: Track, kept: float) -> Fact:
         then = "" if used.before is None else f", {used.before:.0%} before"
         text = f"The KV cache is {used.value:.0%} full at its fullest{then}"
         if kept >= 1 - FULL_MIN:
-            text += f"; {kept:.0%} are kept for the next block of those who run"
+            text += f"; {kept:.0%} more is kept free for what the running requests need next"
     full = None if used.value is None else min(1.0, used.value + kept)
     return measured(
         text,
@@ -160,12 +160,12 @@ def _full_fact(used: Track, kept: float) -> Fact:
 def _preempted_fact(scene: Scene, preempted: Track, *, required: bool) -> Fact:
     count = scene.growth(PREEMPTIONS)
     if preempted.value is None or count is None:
-        text = "Preemptions were not measured"
+        text = "Whether running requests were sent back to the queue was not measured"
     else:
         then = "" if preempted.before is None else f", {preempted.before:.2g} a second before"
         text = (
-            f"{count:.0f} running requests were sent back to be computed again, "
-            f"{preempted.value:.2g} a second{then}"
+            several(count, "running request was", "running requests were", ".0f")
+            + f" sent back to be computed again, {preempted.value:.2g} a second{then}"
         )
     return measured(
         text,
@@ -194,9 +194,10 @@ def _blocked(scene: Scene) -> float | None:
 
 def _blocked_fact(blocked: float | None, *, required: bool) -> Fact:
     text = (
-        "Requests were not seen to wait for anything"
+        "No request was seen to wait for a place"
         if blocked is None
-        else f"{blocked:.0%} of the times that requests waited, fewer ran than the cap allows"
+        else f"In {blocked:.0%} of the measurements with requests waiting, fewer ran than the cap "
+        "allows"
     )
     return measured(
         text,
@@ -216,7 +217,7 @@ def _shrank_fact(scene: Scene) -> tuple[Fact, ...]:
         return ()
     return (
         measured(
-            f"The pool has {blocks.value:.0f} blocks and had {blocks.before:.0f} before",
+            f"The KV cache has {blocks.value:.0f} blocks and had {blocks.before:.0f} before",
             True,
             track=blocks,
             metric=KV_BLOCKS,

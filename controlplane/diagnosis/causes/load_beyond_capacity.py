@@ -98,7 +98,8 @@ def _queue_fact(scene: Scene) -> Fact:
         text = f"The queue is full and {away} turned away"
     else:
         text = (
-            f"{several(first, 'request', 'requests', '.0f')} waited at first and {last:.0f} at last"
+            several(first, "request", "requests", ".0f")
+            + f" waited in the first third of the incident and {last:.0f} in the last"
         )
     return measured(
         text,
@@ -125,11 +126,11 @@ def _busy_fact(scene: Scene) -> Fact:
     now, track = working(scene), scene.rate(BUSY)
     share = now.share if now else None
     if track.value is None:
-        text = "How much of the time the engine is in a step was not measured"
+        text = "How much of the time the engine computes was not measured"
     elif share is None:
-        text = "Nobody was seen to wait for long enough to tell what the engine does meanwhile"
+        text = "No queue lasted long enough to tell how busy the engine is meanwhile"
     else:
-        text = f"While requests wait the engine is in a step {share:.0%} of the time"
+        text = f"While requests wait the engine computes {share:.0%} of the time"
     return measured(
         text,
         share is not None and share >= BUSY_MIN,
@@ -150,7 +151,7 @@ def _served_fact(scene: Scene) -> Fact:
             "How many requests finish was not measured", False, metric=FINISHED, weight=0.5
         )
     return measured(
-        f"{done.value:.3g} requests a second finish of {load:.3g} that arrive",
+        f"{done.value:.3g} requests finish a second and {load:.3g} arrive",
         done.value < load,
         track=done,
         metric=FINISHED,

@@ -90,8 +90,9 @@ class RunningCapTooSmall:
 
 def _objective_fact(scene: Scene) -> Fact:
     waits = scene.objective.measures in ("ttft", "e2e", "success")
-    says = "counts the wait for a place" if waits else "does not count the wait for a place"
-    return Fact(f"“{scene.objective.name}” {says}", waits, required=True, weight=0.5)
+    says = "suffers" if waits else "does not suffer"
+    text = f"“{scene.objective.name}” {says} from requests waiting before they run"
+    return Fact(text, waits, required=True, weight=0.5)
 
 
 def _bound_fact(scene: Scene, cap: float | None) -> Fact:
@@ -103,17 +104,18 @@ def _bound_fact(scene: Scene, cap: float | None) -> Fact:
         if cap and not (math.isnan(r) or math.isnan(w))
     ]
     waited = [r >= bar for r, w in both if w > 0]
+    measurements = f"the {len(both)} measurements (one every {scene.step_s:.2g} s)"
     share = mean([float(bound) for bound in waited])
     if cap is None:
-        text = "The running cap is not known: no agent reads this engine's configuration"
+        text = "How many requests may run at once is not known: no agent reads the engine's knobs"
     elif not both:
         text = "How many requests ran and waited was not measured"
     elif share is None:
-        text = f"Nobody was seen to wait, in {len(both)} looks"
+        text = f"No request was waiting in any of {measurements}"
     else:
         text = (
-            f"Requests were seen to wait in {len(waited)} of {len(both)} looks, and {share:.0%} of "
-            f"those times all of the {cap:g} allowed to run did"
+            f"Requests were waiting in {len(waited)} of {measurements}, in {sum(waited)} of those "
+            f"with all {cap:g} running that the cap allows, or nearly all"
         )
     return measured(
         text,
@@ -140,7 +142,7 @@ def _queue_fact(scene: Scene) -> Fact:
         text = "How long requests queued was not measured"
     else:
         then = "" if before is None else f" ({before:.0%} before)"
-        text = f"Queueing is {share:.0%} of the mean {WORD_OF[kind]}{then}"
+        text = f"Waiting in the queue is {share:.0%} of the mean {WORD_OF[kind]}{then}"
     return measured(
         text,
         share is not None and share >= QUEUE_SHARE_MIN,
@@ -183,9 +185,9 @@ def _kv_fact(kv: Track) -> Fact:
             threshold=KV_USED_MAX,
         )
     room = kv.value < KV_USED_MAX
-    says = "leaves room for more" if room else "leaves no room for more: memory is the limit"
+    says = "so more could run" if room else "so no more could run: memory is the limit"
     return measured(
-        f"The KV cache is {kv.value:.0%} full, which {says}",
+        f"The KV cache is {kv.value:.0%} full at its fullest, {says}",
         room,
         track=kv,
         metric=KV_USED,
@@ -198,12 +200,13 @@ def _kv_fact(kv: Track) -> Fact:
 def _preemption_fact(scene: Scene) -> Fact:
     track, count = scene.rate(PREEMPTIONS), scene.growth(PREEMPTIONS)
     none = count is not None and count == 0
-    text = (
-        "Preemptions were not measured"
-        if count is None
-        else several(count, "request was preempted", "requests were preempted")
-        + ("" if none else ": running more would preempt more")
-    )
+    if count is None:
+        text = "Whether running requests were sent back to the queue was not measured"
+    elif none:
+        text = "No running request was sent back to the queue"
+    else:
+        sent = several(count, "running request was", "running requests were", ".0f")
+        text = f"{sent} sent back to the queue: with more running it would be more"
     return measured(
         text,
         none,

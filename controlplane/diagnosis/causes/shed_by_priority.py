@@ -88,7 +88,7 @@ def _missed(scene: Scene) -> float | None:
 def _objective_fact(scene: Scene) -> Fact:
     counts = counts_shed(scene)
     says = "counts" if counts else "does not count"
-    text = f"“{scene.objective.name}” {says} who is turned away as missed"
+    text = f"“{scene.objective.name}” {says} requests that are turned away as missed"
     return Fact(text, counts, required=True, weight=0.5)
 
 
@@ -98,10 +98,10 @@ def _share_fact(scene: Scene) -> Fact:
     if shed is None:
         text = "How many requests are turned away by their priority was not measured"
     elif not missed:
-        text = "No request was seen to be missed for having been turned away"
+        text = "No request was counted as missed for having been turned away"
     else:
         share = min(1.0, shed / missed)
-        text = f"{shed:.0f} of the {missed:.0f} missed were turned away by their priority"
+        text = f"{shed:.0f} of the {missed:.0f} missed requests were turned away by their priority"
     return measured(
         text,
         share is not None and share >= MISSED_SHARE_MIN,
@@ -122,7 +122,7 @@ def _knob_fact(below: float | None, change: Change | None) -> Fact:
         if below <= LOWEST:
             text += ", which turns nobody away"
     if change is not None:
-        who = change.by or "somebody"
+        who = change.by if change.by_hand else "Trimtab" if change.by else "somebody"
         text += f"; {who} changed it from {change.before} to {change.after}"
         text += f" at {change.at:%H:%M:%S} UTC"
     return measured(
@@ -143,7 +143,7 @@ def _others_fact(scene: Scene, let_in: float | None) -> Fact:
         text = "How many of the others are answered was not measured"
         return measured(text, False, metric=FINISHED, weight=0.5)
     return measured(
-        f"{done.value:.3g} requests a second are answered of {let_in:.3g} that are let in",
+        f"{done.value:.3g} requests a second are answered and {let_in:.3g} are let in",
         done.value >= ANSWERED_MIN * let_in,
         track=done,
         metric=FINISHED,

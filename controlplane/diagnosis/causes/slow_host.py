@@ -92,9 +92,9 @@ def _unchanged_fact(scene: Scene) -> Fact:
     ]
     moved = ", ".join(f"{c.knob} from {c.before} to {c.after}" for c in near)
     return measured(
-        f"Settings that change what a token costs moved when it began: {moved}"
+        f"Settings that change how long a token takes were changed when it began: {moved}"
         if near
-        else "No setting that changes what a token costs moved when it began",
+        else "No setting that changes how long a token takes was changed when it began",
         not near,
         metric=KNOBS,
         unit="changes",

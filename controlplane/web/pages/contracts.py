@@ -82,7 +82,7 @@ def contract_rows(found: Any, now: datetime) -> list[ContractRow]:
         ContractRow(
             contract,
             tuple(stands(each) for each in _objectives(contract)),
-            clauses(terms_of(contract.terms)),
+            clauses(terms_of(contract.terms), _objectives(contract)),
             accrued(contract, now),
         )
         for contract in found
@@ -105,7 +105,7 @@ def contract(request: TenantRequest, slug: str) -> HttpResponse:
         "passed": _passed(owed),
         "begins": begins(found),
         "rows": rows,
-        "clauses": clauses(terms_of(found.terms)),
+        "clauses": clauses(terms_of(found.terms), _objectives(found)),
         "settlements": found.settlements.order_by("-period_start")[:SETTLEMENTS],
         "spec": json.dumps(contract_fields(found), indent=2, default=str),
         "page_state": page_state(list(rows)),

@@ -21,6 +21,7 @@ from controlplane.web.charts import RANGES, questions
 from controlplane.web.story import lines_of
 from controlplane.web.templatetags.ui import duration
 from slo.burn import PAIRS
+from slo.indicator import MEASUREMENTS, Unit
 from slo.selectors import counts_between
 
 INCIDENTS_MAX = 100
@@ -29,12 +30,13 @@ BEFORE = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Compared:
-    """What an action's verification counted, before and after; shares of bad requests."""
+    """What an action's verification counted, before and after; bad shares of so many `unit`."""
 
     before: float | None
     after: float | None
     before_total: int
     after_total: int
+    unit: Unit
     p_value: float | None
     looks: int
     sentence: str
@@ -120,6 +122,8 @@ def compared(action: Action) -> Compared | None:
         after=_bad_share(after),
         before_total=round(before[1]),
         after_total=round(after[1]),
+        # An old incident is forgotten before its action is.
+        unit=action.incident.objective.unit if action.incident else MEASUREMENTS,
         p_value=action.outcome.get("p_value"),
         looks=int(action.outcome.get("looks") or 0),
         sentence=str(action.outcome.get("sentence", "")),

@@ -11,7 +11,6 @@ from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.models import Incident
@@ -97,6 +96,7 @@ def objective(request: TenantRequest, slug: str) -> HttpResponse:
         "now": now,
         "pairs": [(pair, _pair_state(pair), _why_quiet(pair, stands)) for pair in stands.pairs],
         "describe": indicators()[found.indicator].describe(found.spec),
+        "counted": _(found.unit.many),
         "lines": cache(lambda: lines_of(incidents_of(found, INCIDENTS_MAX))),
         "charts": questions(found),
         "minutes": minutes_of(request),
@@ -133,7 +133,7 @@ def _pair_state(pair: PairState) -> str:
 def _why_quiet(pair: PairState, stands: Standing) -> str:
     """Why nothing fires though the burn rates may look like it; "" where they say it all."""
     if not pair.can_fire:
-        return _("can never fire: not even every request failing burns so fast")
+        return _("can never fire: even if everything missed, it would not burn so fast")
     if pair.firing:
         return ""
     if pair.covered < 1:
@@ -154,12 +154,8 @@ def _why_quiet(pair: PairState, stands: Standing) -> str:
     if stands.signal != Signal.OK:
         return _("nothing fires without fresh data")
     if not pair.enough:
-        words = ngettext(
-            "at least %(n)d request is wanted in the long window",
-            "at least %(n)d requests are wanted in the long window",
-            EVENTS_MIN,
-        )
-        return words % {"n": EVENTS_MIN}
+        words = _("at least %(n)d %(counted)s are wanted in the long window")
+        return words % {"n": EVENTS_MIN, "counted": _(stands.objective.unit.many)}
     return ""
 
 

@@ -15,6 +15,7 @@ from controlplane.diagnosis.selectors import Story
 from controlplane.fleet.models import Engine
 from controlplane.web.pages.incidents import Compared
 from controlplane.web.story import Step, StoryLine
+from slo.indicator import REQUESTS
 from slo.models import Objective
 
 # A moment to stand still at, so that two pictures of the page are one.
@@ -212,7 +213,9 @@ def _action(state: State) -> ActionSample:
     compared = None
     if state in VERDICTS and state != State.EXPIRED:
         good = state == State.VERIFIED
-        compared = Compared(0.447, 0.006 if good else 0.39, 412, 343, 1e-5 if good else 0.11, 2, "")
+        compared = Compared(
+            0.447, 0.006 if good else 0.39, 412, 343, REQUESTS, 1e-5 if good else 0.11, 2, ""
+        )
     return ActionSample(action, compared, tuple(steps))
 
 

@@ -23,6 +23,7 @@ from controlplane.alerts.message import sentences
 from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.selectors import Story
 from controlplane.web.heat import Cell as HeatCell
+from slo.indicator import Unit
 
 register = template.Library()
 
@@ -335,6 +336,12 @@ def setting(value: object) -> str:
     if isinstance(value, (int, float)):
         return significant(value)
     return NOTHING if value is None else str(value)
+
+
+@register.filter
+def word(unit: Unit, count: float) -> str:
+    """What was counted, after the count of it."""
+    return _(unit.word(count))
 
 
 @register.filter
