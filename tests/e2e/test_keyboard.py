@@ -62,6 +62,33 @@ def test_what_has_the_focus_is_seen_whole(visit: Any, site: Site, width: int) ->
         assert [stop for stop in there + back if not stop.endswith(": ")] == [], path
 
 
+def test_a_chart_is_read_at_any_time_with_the_arrow_keys(visit: Any) -> None:
+    one: Visit = visit()
+    one.sign_in()
+    one.go("/objectives/ttft/")
+    charts = one.page.locator(".plot[role=slider]")
+    missed, load = charts.first, one.page.locator("[data-chart=load]")
+    assert missed.get_attribute("aria-description").startswith("Left and right arrows read it")
+    newest, last = (missed.get_attribute(f"aria-{name}") for name in ("valuetext", "valuenow"))
+    missed.focus()
+    for key, place in (("ArrowLeft", int(last) - 1), ("ArrowRight", int(last)), ("Home", 0),
+                       ("PageUp", 10), ("End", int(missed.get_attribute("aria-valuemax")))):  # fmt: skip
+        one.page.keyboard.press(key)
+        assert missed.get_attribute("aria-valuenow") == str(place), key
+        time = one.page.locator("[data-chart=bad] .readout > span").first.inner_text()
+        assert missed.get_attribute("aria-valuetext").startswith(f"{time}, missed ")
+        # The same cursor across the page.
+        assert load.locator(".readout > span").first.inner_text() == time
+    one.page.keyboard.press("Home")
+    assert missed.get_attribute("aria-valuetext") != newest
+    one.page.keyboard.press("Escape")
+    assert missed.get_attribute("aria-valuetext") == newest
+    one.page.keyboard.press("ArrowLeft")
+    one.page.keyboard.press("Tab")
+    assert missed.get_attribute("aria-valuetext") == newest, "who went on has no cursor there"
+    assert one.heard() == []
+
+
 def test_in_a_low_window_the_pages_and_the_way_out_can_be_reached(visit: Any) -> None:
     one: Visit = visit()
     one.page.set_viewport_size(LOW)

@@ -54,6 +54,25 @@ def test_a_threshold_between_edges_names_the_edges() -> None:
         latency.read(reader, service="chat", spec=spec, grid=grid(1))
 
 
+@pytest.mark.parametrize(
+    ("spec", "counted"),
+    [
+        ({"metric": TTFT}, "requests"),
+        ({"metric": "vllm:e2e_request_latency_seconds"}, "requests"),
+        ({"metric": "vllm:request_time_per_output_token_seconds"}, "requests"),
+        ({"metric": "vllm:inter_token_latency_seconds"}, "gaps between tokens"),
+        ({"metric": "vllm:time_per_output_token_seconds"}, "gaps between tokens"),
+        ({"metric": "engine:step_seconds"}, "measurements"),
+        ({"source": "spans"}, "requests"),
+        ({"source": "spans", "span": "prefill"}, "spans"),
+    ],
+)
+def test_what_is_counted_has_a_name(spec: dict[str, Any], counted: str) -> None:
+    unit = latency.unit(latency.clean({**spec, "threshold_ms": 500}))
+    assert unit.many == unit.word(0) == unit.word(20) == counted
+    assert unit.word(1.2) == unit.one == counted.replace("s b", " b").removesuffix("s")
+
+
 def test_spans_count_by_duration() -> None:
     reader = MemoryReader()
     start_ns = int(START.timestamp() * 1e9)

@@ -25,6 +25,14 @@ def read(reader: MemoryReader, **spec: Any) -> list[ShareSeries]:
     return success.read(reader, service="chat", spec=success.clean(spec), grid=grid)
 
 
+def test_what_is_counted_has_a_name() -> None:
+    for spec, counted in (
+        ({}, "requests"), ({"source": "spans"}, "requests"),
+        ({"source": "spans", "span": "tool"}, "spans"),
+    ):  # fmt: skip
+        assert success.unit(success.clean(spec)).many == counted
+
+
 def test_failed_and_rejected_requests_are_bad() -> None:
     reader = MemoryReader()
     grow(reader, DONE, 80, finished_reason="stop")

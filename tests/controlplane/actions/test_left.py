@@ -21,7 +21,7 @@ from tracing.types import Signal
 pytestmark = pytest.mark.django_db
 BECAUSE = (
     "no cause examined explains it; the nearest, load beyond capacity, fails on: "
-    "The engine is in a step 80% of the time"
+    "While requests wait the engine computes 80% of the time"
 )
 ADVICE = "no setting serves this load; 1 engine serves chat, and it needs 1 more like engine-0"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from controlplane.actions.verify import (
     verdict,
 )
 from slo.budget import Counts
+from slo.indicator import GAPS
 
 RUNS = 200
 
@@ -190,6 +192,17 @@ def test_a_price_below_what_was_saved_is_told_and_paid() -> None:
     result = look(before, after, guards=[guard(NONE, sample(80, 90, total=1000))])
     assert result.verdict == Verdict.BETTER
     assert "“TPOT within 100 ms” got worse: the share of bad requests rose" in result.sentence
+
+
+def test_what_is_counted_is_named_as_its_objective_counts_it() -> None:
+    before, after = (replace(sample(*bad), unit=GAPS) for bad in ((80, 90), (0, 0, 0)))
+    assert "the share of bad gaps between tokens fell" in look(before, after).sentence
+    few = look(replace(before, windows=before.windows[:1]), after, last=True)
+    assert few.sentence.startswith("too few gaps between tokens to judge by before the change")
+    tokens = guard(replace(NONE, unit=GAPS), replace(sample(80, 90, total=1000), unit=GAPS))
+    told = look(sample(33, 35), sample(0, 0, 0), guards=[tokens]).sentence
+    assert told.startswith("the share of bad requests fell")
+    assert "“TPOT within 100 ms” got worse: the share of bad gaps between tokens rose" in told
 
 
 def test_a_price_of_all_that_was_saved_is_worse() -> None:

@@ -10,6 +10,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.models import Incident
 from slo.models import Objective
 from tests.controlplane.alerts.receiver import NOW, Receiver
+from tests.controlplane.diagnosis.scenes import TTFT
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def incident() -> Incident:
     tenant = Tenant.objects.create(slug="acme", name="Acme")
     objective = Objective.objects.create(
         tenant=tenant, slug="ttft", name="TTFT within 500 ms", service="chat",
-        indicator="latency", target=0.95,
+        indicator="latency", spec=TTFT.spec, target=0.95,
     )  # fmt: skip
     return Incident.objects.create(
         tenant=tenant, objective=objective, scope="engine-0", trigger="fast burn",

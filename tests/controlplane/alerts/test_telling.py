@@ -16,6 +16,7 @@ from controlplane.diagnosis.selectors import Hit, Story
 from slo.burn import PAIRS
 from slo.models import Objective
 from tests.controlplane.alerts.receiver import NOW
+from tests.controlplane.diagnosis.scenes import TTFT
 
 pytestmark = pytest.mark.django_db
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -348,7 +349,7 @@ def test_another_tenants_silence_is_nobodys(incident: Incident) -> None:
 def another(incident: Incident, slug: str, **columns: Any) -> Incident:
     objective = Objective.objects.create(
         tenant=incident.tenant, slug=slug, name=slug.upper(), service="chat",
-        indicator="latency", target=0.95,
+        indicator="latency", spec=TTFT.spec, target=0.95,
     )  # fmt: skip
     return Incident.objects.create(
         tenant=incident.tenant, objective=objective, scope="engine-0", trigger="fast burn",

@@ -29,7 +29,7 @@ def incident(**more: Any) -> dict[str, Any]:
     return {
         "opened_at": at(60), "closed_at": at(180), "objective_name": "First token in time",
         "scope": "engine-0", "service": "chat", "state": "closed", "part_of": None, "reopened": 0,
-        "bad_events": 9.0, "total_events": 1234.0,
+        "bad_events": 9.0, "total_events": 1234.0, "unit": "requests",
         "diagnoses": [
             diagnosis(67, "slow_host", "steps take longer", "look at node-0 again"),
             diagnosis(66, "slow_host", "steps take longer", "look at node-0"),
@@ -65,6 +65,12 @@ def test_the_story_is_told_in_order_in_seconds_since_it_began() -> None:
         "70 kept: fewer are late",
         "150 over: “First token in time” on engine-0 is met again; 9 of 1,234 requests missed it",
     ]
+
+
+def test_what_was_missed_is_told_in_what_the_objective_counts() -> None:
+    assert told(incident(unit="gaps between tokens"))[-1].endswith(
+        "is met again; 9 of 1,234 gaps between tokens missed it"
+    )
 
 
 def test_what_is_part_of_another_story_is_not_explained_twice() -> None:

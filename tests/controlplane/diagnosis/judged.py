@@ -11,6 +11,7 @@ from slo.budget import Counts, window_is_bad
 from slo.burn import PairState
 from slo.models import Objective, Reading
 from slo.services import Judgement
+from tests.controlplane.diagnosis.scenes import TTFT
 from tracing.types import Signal
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -28,6 +29,7 @@ class Story:
             name="TTFT within 500 ms",
             service="chat",
             indicator="latency",
+            spec=TTFT.spec,
             target=target,
             fast_burn=fast_burn,
         )

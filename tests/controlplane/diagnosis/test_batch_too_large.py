@@ -72,7 +72,7 @@ def test_where_no_action_goes_far_enough_it_says_how_far_it_would_have_to_go() -
     assert found.remedy == ()
     assert re.search(
         r"it takes max_num_batched_tokens at \d+ at most or prefill_chunk_tokens at \d+ at most, "
-        r"which is farther than one action goes",
+        r"farther than one change may go",
         found.no_remedy,
     )
     now = late_share(asked_long(dear=1.5))

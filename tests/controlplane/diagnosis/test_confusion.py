@@ -5,6 +5,7 @@ Other seeds: `python -m pytest tests/controlplane/diagnosis/test_confusion.py` w
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
@@ -49,6 +50,21 @@ def test_the_right_cause_is_named_and_no_other(fault: Fault, seed: int) -> None:
     assert [finding.cause for finding in ranking.named] == [fault.cause], told(ranking)
     infeasible = fault.cause in ("slow_host", "load_beyond_capacity")
     assert (ranking.best.verdict == INFEASIBLE) is infeasible or fault.cause == "kv_pool_exhausted"
+
+
+# How the house speaks: a look, a step's tokens that let something expect, an error of an estimate.
+JARGON = re.compile(
+    r"\blooks?\b|\berror\b|let expect|at the same tokens|at last\b|speed of before|preempt", re.I
+)
+
+
+@by_name
+def test_evidence_is_said_in_words_a_person_on_call_knows(fault: Fault) -> None:
+    _, ranking = run(fault, SEEDS[0])
+    said = [fact.sentence for found in (*ranking.named, *ranking.rivals) for fact in found.evidence]
+    assert [sentence for sentence in said if JARGON.search(sentence)] == []
+    (waited,) = (text for text in said if re.search("(were|was) waiting in", text))
+    assert re.search(r"the \d+ measurements \(one every 5 s\)", waited)
 
 
 @by_name

@@ -11,10 +11,12 @@ import pytest
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.models import Diagnosis, Incident
+from controlplane.diagnosis.scene import ObjectiveFacts
 from controlplane.diagnosis.selectors import incident_get, leads, story, story_due
 from controlplane.diagnosis.services import incident_join
 from controlplane.fleet.models import Engine, Node
 from slo.models import Objective, Reading
+from tests.controlplane.diagnosis.scenes import ANSWERED, GAP
 from tracing.types import Signal
 
 pytestmark = pytest.mark.django_db
@@ -29,10 +31,12 @@ class House:
         for name in ("engine-0", "engine-1"):
             Engine.objects.create(tenant=self.tenant, node=node, name=name, service="chat")
 
-    def incident(self, slug: str, at_s: float, scope: str = "engine-0") -> Incident:
+    def incident(
+        self, slug: str, at_s: float, scope: str = "engine-0", of: ObjectiveFacts = ANSWERED
+    ) -> Incident:
         objective = Objective.objects.create(
-            tenant=self.tenant, slug=slug, name=slug, service="chat", indicator="success",
-            target=0.99,
+            tenant=self.tenant, slug=slug, name=slug, service="chat", indicator=of.indicator,
+            spec=of.spec, target=0.99,
         )  # fmt: skip
         at = START + timedelta(seconds=at_s)
         Reading.objects.create(
@@ -74,8 +78,19 @@ def test_the_same_cause_on_the_same_engine_is_one_story_told_once(house: House) 
     assert story_due(first, now=now)
     assert not story_due(second, now=now)
     told = story(incident_get(house.tenant, first.pk))
-    assert told.what.endswith("; 30 of 40 missed “answered”")
+    assert told.what.endswith("; 30 of 40 requests missed “answered”")
     assert [hit.objective for hit in told.hits] == ["ttft", "answered"]
+
+
+def test_each_promise_is_told_of_in_what_it_counts(house: House) -> None:
+    first, second = house.incident("gaps", 0, of=GAP), house.incident("answered", 60)
+    house.explain(first, QUEUE)
+    house.explain(second, QUEUE)
+    what = story(incident_get(house.tenant, first.pk)).what
+    assert what.startswith("30 of 40 gaps between tokens missed “gaps” on engine-0 since ")
+    assert what.endswith("; 30 of 40 requests missed “answered”")
+    Incident.objects.filter(pk=first.pk).update(bad_events=1, total_events=1)
+    assert story(incident_get(house.tenant, first.pk)).what.startswith("1 of 1 gap between tokens")
 
 
 def test_another_cause_another_engine_or_another_time_is_another_story(house: House) -> None:

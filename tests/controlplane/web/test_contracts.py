@@ -10,6 +10,8 @@ import pytest
 from controlplane.web.terms import clauses
 from slo.accruals import accrued, contract_get
 from slo.contracts import contract_declare
+from slo.indicator import indicators
+from slo.models import Objective
 from slo.penalty import terms_clean, terms_of
 from tests.controlplane.web.furnished import CONTRACT, promise
 from tests.controlplane.web.world import World, world
@@ -40,7 +42,7 @@ def owed(world: World) -> str:
         (
             {"basis": "hour", "percent": 0.5},
             ["0.5 % of the fee for each clock hour that missed the target by itself, if it had at "
-             "least 20 requests."],
+             "least 20 requests or 20 gaps between tokens."],
         ),
         (
             {"basis": "tiers", "tiers": [{"below": 0.95, "percent": 25},
@@ -50,7 +52,11 @@ def owed(world: World) -> str:
     ],
 )  # fmt: skip
 def test_penalty_terms_are_said_in_words(terms: dict[str, Any], said: list[str]) -> None:
-    found = clauses(terms_of(terms_clean(terms)))
+    latency = indicators()["latency"]
+    metrics = (f"vllm:{name}_seconds" for name in ("time_to_first_token", "inter_token_latency"))
+    specs = [latency.clean({"metric": metric, "threshold_ms": 50}) for metric in metrics]
+    promised = [Objective(indicator="latency", spec=spec) for spec in (*specs, specs[0])]
+    found = clauses(terms_of(terms_clean(terms)), promised)
     assert [clause.replace("\u00a0", " ") for clause in found] == said
 
 

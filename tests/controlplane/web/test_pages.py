@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -80,6 +81,16 @@ def test_overview_tells_the_story(ada: Any, full: World) -> None:
     )
     assert '<span class="chip act">verifying</span>' in said
     assert 'data-page-state="act"' in said
+
+
+def test_an_objective_is_asked_about_in_what_it_counts(ada: Any, full: World) -> None:
+    client = ada(full)
+    said = text(client.get("/objectives/tpot/"))
+    assert "What share of gaps between tokens missed this objective?" in said
+    assert "What share of gaps between tokens kept: inter token latency ≤ 50 ms?" in said
+    assert re.search(r"\d missed of [\d\u202f]+ gaps between tokens<", said)
+    assert "request" not in said[said.index("<h1>") : said.index("Specification")]
+    assert "What share of requests missed this objective?" in text(client.get("/objectives/ttft/"))
 
 
 def test_overview_sorts_the_worst_budget_first(ada: Any, full: World) -> None:

@@ -1,8 +1,9 @@
 "use strict";
 // <figure class="chart" data-src="/series/…" data-chart="latency">: figures with one source share
-// one fetch and one cursor. Null is a gap. Colours are read from tokens; a theme change redraws.
+// one fetch and one cursor. Null is a gap. Colours are read from tokens; a theme change redraws. With
+// the focus a chart is a slider over time: arrows, Home and End read it, Escape goes back to now.
 (() => {
-  const HEIGHT = 180;
+  const HEIGHT = 180, LABEL = 13; // px; a label's height
   const root = document.documentElement;
   const probe = document.createElement("i");
   probe.hidden = true;
@@ -29,6 +30,8 @@
       this.box = figure.querySelector(".plot");
       this.set(data);
       addEventListener("theme", () => this.draw());
+      this.box.addEventListener("keydown", (event) => this.key(event));
+      this.box.addEventListener("blur", () => this.release());
       new ResizeObserver(() => this.plot && this.plot.setSize({ width: this.box.clientWidth, height: HEIGHT })).observe(this.box);
     }
     set(data) {
@@ -41,21 +44,26 @@
     columns() { return [this.data.x, ...this.spec.lines.map((line) => line.values)]; }
     draw() {
       if (this.plot) this.plot.destroy();
-      this.plot = null;
+      this.plot = this.held = null;
       this.box.replaceChildren();
-      if (!this.spec.lines.some((line) => line.values.some((value) => value != null))) {
+      const drawn = this.spec.lines.some((line) => line.values.some((value) => value != null));
+      this.box.setAttribute("role", drawn ? "slider" : "img");
+      this.box.tabIndex = drawn ? 0 : -1;
+      this.box.setAttribute("aria-description", drawn ? this.figure.dataset.keys : "");
+      if (!drawn) {
         const note = document.createElement("p");
         note.className = "say";
         note.textContent = this.figure.dataset.empty;
         this.box.append(note);
         this.out.replaceChildren();
+        for (const name of ["valuenow", "valuemin", "valuemax", "valuetext"]) this.box.removeAttribute("aria-" + name);
         return;
       }
       const ink = paint("--muted"), line = paint("--line"), font = "12px " + getComputedStyle(document.body).fontFamily;
       const grid = { stroke: line, width: 1 }, axis = { stroke: ink, grid, ticks: { show: false }, font, gap: 6 };
       const dash = { dash: [6, 4], dot: [2, 3] };
       this.plot = new uPlot({
-        width: this.box.clientWidth, height: HEIGHT, legend: { show: false }, padding: [14, 18, 0, 0],
+        width: this.box.clientWidth, height: HEIGHT, legend: { show: false }, padding: [14, this.margin(font), 0, 0],
         cursor: { sync: { key: "page" }, drag: { x: true, y: false }, points: { size: 6 } },
         scales: { y: { range: (_, low, high) => this.range(low, high) } },
         axes: [
@@ -65,7 +73,7 @@
         series: [{}, ...this.spec.lines.map((one, index) => ({
           stroke: paint(`--c${index + 1}`), width: 1.5, dash: dash[one.style], spanGaps: false,
           points: { show: (plot, id, from, to) => to - from < 3, size: 4 } }))],
-        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)], draw: [(plot) => this.mark(plot)] },
+        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)], draw: [(plot) => this.mark(plot), (plot) => this.name(plot, font)] },
       }, this.columns(), this.box);
       this.read(null);
     }
@@ -102,10 +110,61 @@
       }
       ctx.restore();
     }
+    // Each line's name stands at its end, so that no one has to tell colours apart; a line alone needs none.
+    margin(font) {
+      const ctx = document.createElement("canvas").getContext("2d");
+      ctx.font = font;
+      const { lines } = this.spec;
+      return lines.length < 2 ? 18 : 10 + Math.max(...lines.map((line) => ctx.measureText(line.label).width));
+    }
+    name(plot, font) {
+      const { ctx, bbox } = plot, ratio = devicePixelRatio, { lines } = this.spec;
+      const names = lines.length < 2 ? [] : lines.flatMap((line, i) => {
+        const at = line.values.findLastIndex((value) => value != null);
+        if (at < 0) return [];
+        return { text: line.label, colour: paint(`--c${i + 1}`), x: plot.valToPos(this.data.x[at], "x", true), y: plot.valToPos(line.values[at], "y", true) };
+      }).sort((one, other) => other.y - one.y);
+      ctx.save();
+      ctx.font = font.replace("12px", `${12 * ratio}px`);
+      ctx.textAlign = "left"; ctx.textBaseline = "middle";
+      let lowest = bbox.top + bbox.height; // the lowest first: those above make room
+      for (const { text, colour, x, y } of names) {
+        lowest = Math.min(y, lowest) - LABEL * ratio;
+        ctx.fillStyle = colour;
+        ctx.fillText(text, x + 6 * ratio, lowest + LABEL * ratio);
+      }
+      ctx.restore();
+    }
+    newest() { return Math.max(0, ...this.data.x.keys().filter((i) => this.spec.lines.some((line) => line.values[i] != null))); }
+    key(event) {
+      if (!this.plot || event.metaKey || event.ctrlKey || event.altKey) return;
+      if (event.key === "Escape") return this.release();
+      const { x } = this.data, last = x.length - 1, at = this.held == null ? this.newest() : x.indexOf(this.held);
+      const to = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at + 10, PageDown: at - 10, Home: 0, End: last }[event.key];
+      if (to == null) return;
+      event.preventDefault();
+      this.hold(Math.min(Math.max(to, 0), last));
+    }
+    hold(index) {
+      this.held = this.data.x[index];
+      const value = this.spec.lines.map((line) => line.values[index]).find((each) => each != null);
+      const top = value == null ? HEIGHT / 2 : this.plot.valToPos(value, "y");
+      this.plot.setCursor({ left: this.plot.valToPos(this.held, "x"), top }, true, true);
+    }
+    // New data came: the time that a key chose stays, unless it is out of range.
+    keep() {
+      const index = this.data.x.indexOf(this.held);
+      if (index < 0) this.release(); else this.hold(index);
+    }
+    release() {
+      if (this.held == null) return;
+      this.held = null;
+      this.plot.setCursor({ left: -10, top: -10 }, true, true);
+    }
     read(index) {
       const { x } = this.data;
       // Away from the cursor: the newest window in which anything was measured.
-      const at = index ?? Math.max(0, ...x.keys().filter((i) => this.spec.lines.some((line) => line.values[i] != null)));
+      const at = index ?? this.newest();
       const item = (kind, text, value, style) => {
         const span = document.createElement("span"), mark = document.createElement("i"), b = document.createElement("b");
         span.className = kind; mark.className = style || ""; b.textContent = value;
@@ -119,7 +178,9 @@
       const near = this.data.marks.filter((mark) => index != null && Math.abs(mark.at - x[at]) <= this.data.step_s / 2);
       for (const mark of near) items.push(Object.assign(document.createElement("span"), { textContent: ({ action: "◆ ", undo: "◇ " }[mark.kind] ?? "■ ") + mark.label }));
       this.out.replaceChildren(time, ...items);
-      if (index == null) this.box.setAttribute("aria-label", this.figure.dataset.question + " " + this.out.textContent);
+      const said = [...this.out.children].map((each) => each.textContent).join(", ");
+      for (const [name, value] of Object.entries({ valuemin: 0, valuemax: x.length - 1, valuenow: at, valuetext: said }))
+        this.box.setAttribute("aria-" + name, value);
     }
   }
 
@@ -139,7 +200,7 @@
         const answer = await fetch(this.address, { headers: { Accept: "application/json" } });
         if (!answer.ok) throw new Error(String(answer.status));
         this.data = await answer.json();
-        if (this.charts.length) this.charts.forEach((chart) => chart.set(this.data));
+        if (this.charts.length) this.show();
         else this.charts = this.figures.map((figure) => new Chart(figure, this.data));
       } catch (error) {
         for (const figure of this.figures) {
@@ -173,7 +234,12 @@
         }
       }
       lines.forEach(([line, value]) => { line.values[at] = value; });
+      this.show();
+    }
+    show() {
       this.charts.forEach((chart) => chart.set(this.data));
+      // uPlot draws in a microtask of its own.
+      queueMicrotask(() => this.charts.find((chart) => chart.held != null)?.keep());
     }
   }
 
