@@ -25,6 +25,7 @@ from controlplane.demo.closing import (
     TEXT_AT,
     Settings,
     back,
+    counted,
     in_short,
     ledger,
     lines,
@@ -35,11 +36,11 @@ from controlplane.demo.house import House, NotReady, Ports, free_port
 from controlplane.demo.options import MINUTES, ROOT, options, port_option
 from controlplane.demo.pace import NORMAL, PACES
 from controlplane.demo.play import Play
-from controlplane.demo.processes import STORIES, Died, record, running
+from controlplane.demo.processes import STORIES, Died, closing_line, record, running
 from controlplane.demo.receiver import Receiver
 from controlplane.demo.scenarios import CALM, SCENARIOS, Scenario
 from controlplane.demo.screen import Gone, Screen, hung, width
-from controlplane.demo.story import follow
+from controlplane.demo.story import Story
 from controlplane.home import ALLOWED, state_folder
 from engine.load import Request, arrivals, bursts, read_azure_csv
 from engine.replay import Record, Replayer, Status, Summary, calibrate, summarise
@@ -75,6 +76,7 @@ def main() -> int:
     recorded: Path | None = None
     try:
         recorded = record(chosen.home / "run", "demo", os.getpid())
+        closing_line(chosen.home).unlink(missing_ok=True)
         scenario = SCENARIOS[chosen.scenario] if chosen.scenario else None
         house = house_for(scenario, chosen, ports)
         receiver = Receiver(ports.receiver, screen.chat)
@@ -236,7 +238,12 @@ def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: S
         house, scenario, requests, quiet_s, pace, screen.event,
         watch=lambda now: screen.progress(now.replayer.now(), lately(now.replayer)),
     )  # fmt: skip
-    summary = asyncio.run(_with_story(played, screen))
+    story = Story(house, screen.event)
+    try:
+        summary = asyncio.run(_with_story(played, story))
+    except BaseException:
+        say_what_was_done(played.replayer, story, chosen, screen)
+        raise
     screen.settle()
     screen.box(f"the story of {scenario.name}, in seconds since it began",
                closed(played, summary, before), hang=TEXT_AT)  # fmt: skip
@@ -263,13 +270,24 @@ def closed(played: Play, summary: Summary, before: Settings) -> list[str]:
     )
 
 
-async def _with_story(played: Play, screen: Screen) -> Summary:
+async def _with_story(played: Play, story: Story) -> Summary:
     """The play, with every step told as it happens."""
-    story = asyncio.create_task(follow(played.house, screen.event))
+    following = asyncio.create_task(story.follow())
     try:
         return await played.run()
     finally:
-        story.cancel()
+        following.cancel()
+
+
+def say_what_was_done(
+    replayer: Replayer, story: Story, chosen: argparse.Namespace, screen: Screen
+) -> None:
+    """The last line but one, which is kept for who ends the demo from elsewhere."""
+    summary = summarise(replayer.records, replayer.unsolicited)
+    line = counted(summary, story.incidents, story.actions, story.since)
+    closing_line(chosen.home).write_text(f"{line}\n")
+    screen.settle()
+    screen.say(*hung("", line, width()))
 
 
 def settings_of(house: House) -> Settings:
@@ -301,27 +319,29 @@ def set_back(moved: Settings) -> list[str]:
 def demonstrate(house: House, chosen: argparse.Namespace, screen: Screen) -> None:
     requests, load = shifting_load(house, chosen, screen)
     open_house(house, screen, load, WATCH_FOR)
-    asyncio.run(run(house, requests, screen, chosen))
+    replayer, story = Replayer(house.engine_url), Story(house, screen.event)
+    try:
+        asyncio.run(run(replayer, requests, story, screen, chosen))
+    finally:
+        say_what_was_done(replayer, story, chosen, screen)
 
 
 async def run(
-    house: House, requests: list[Request], screen: Screen, chosen: argparse.Namespace
-) -> None:
-    replayer = Replayer(house.engine_url)
+    replayer: Replayer, requests: list[Request], story: Story, screen: Screen,
+    chosen: argparse.Namespace,
+) -> None:  # fmt: skip
     load = asyncio.create_task(replayer.run(requests))
-    story = asyncio.create_task(follow(house, screen.event))
+    following = asyncio.create_task(story.follow())
     shifted = bool(chosen.trace)
     while not load.done():
         await asyncio.sleep(LIVE_EVERY_S)
-        house.processes.check()
+        story.house.processes.check()
         if not shifted and replayer.now() > chosen.quiet_min * 60:
             shifted = True
             screen.event("The load shifts now.")
         screen.progress(replayer.now(), lately(replayer))
-    story.cancel()
-    summary = summarise(await load, replayer.unsolicited)
-    counts = ", ".join(f"{n:,} {status}" for status, n in summary.counts.items() if n)
-    screen.event(f"{summary.sent:,} requests: {counts}; {summary.duplicated} answered twice.")
+    following.cancel()
+    await load
 
 
 def lately(replayer: Replayer) -> str:

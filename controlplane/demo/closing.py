@@ -30,6 +30,14 @@ ENDED = {  # an action's last state → the step
     "failed": "not done",
     "rollback_failed": "not undone",
 }
+FARED = {  # what became of a request; the first and the last are said of none as well
+    Status.OK: "answered",
+    Status.REJECTED: "refused",
+    Status.FAILED: "failed",
+    Status.INTERRUPTED: "cut off",
+    Status.PENDING: "on their way",
+    Status.LOST: "lost",
+}
 
 
 def ledger(house: House) -> tuple[list[Row], list[Row], list[Row]]:
@@ -165,6 +173,35 @@ def in_short(
     over = [at for at, step, _ in told if step == "over"]
     parts += ["not over"] if still else [f"over at {over[-1]:+.0f} s"] if over else []
     return parts
+
+
+def counted(
+    summary: Summary, incidents: Sequence[Row], actions: Sequence[Row], since: float
+) -> str:
+    """One line on what a run did, from what is known when it stops; `since` is when it began."""
+    fared = [
+        f"{summary.counts[status]:,} {word}"
+        for status, word in FARED.items()
+        if summary.counts[status] or status in (Status.OK, Status.LOST)
+    ]
+    if summary.duplicated:
+        fared.append(f"{summary.duplicated:,} answered twice")
+    still = sum(row["state"] == "open" for row in incidents)
+    over = sum(bool(row["closed_at"]) and stamp(row["closed_at"]) >= since for row in incidents)
+    came = [
+        ENDED.get(row["state"]) if row["ended_at"] else "under way"
+        for row in actions
+        if not row["ended_at"] or stamp(row["ended_at"]) >= since
+    ]
+    changes = [
+        f"{came.count(word)} {word}"
+        for word in ("kept", "undone", "not undone", "under way")
+        if word in came or word in ("kept", "undone")
+    ]
+    return (
+        f"Sent {summary.sent:,} requests: {', '.join(fared)}. Incidents: {still + over}, {still} "
+        f"of them open. Changes: {', '.join(changes)}."
+    )
 
 
 def settled(before: Settings, after: Settings) -> str:

@@ -145,6 +145,11 @@ def stop_recorded(path: Path) -> bool:
     return running
 
 
+def closing_line(home: Path) -> Path:
+    """Where a demo that has ended left its one line of what it did."""
+    return home / "run" / "closing.txt"
+
+
 def records(home: Path) -> list[Path]:
     """Of the demo and its children, those of a scenario's house too."""
     return sorted([*home.glob("run/*.json"), *home.glob(f"{STORIES}/*/run/*.json")])
@@ -164,6 +169,9 @@ def main(home: Path) -> int:
     # The demo first: it ends its children in order.
     demo_first = sorted(records(home), key=lambda path: path.stem != "demo")
     ended = [path.stem for path in demo_first if stop_recorded(path)]
+    line = closing_line(home)
+    if "demo" in ended and line.exists():
+        print(line.read_text().strip())
     print(f"Stopped: {', '.join(ended)}." if ended else "Nothing of the demo was running.")
     return 0
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -18,30 +20,46 @@ STEP_OF = {
 }  # fmt: skip
 
 
-async def follow(house: House, say: Callable[[str], None]) -> None:
-    """Until cancelled; a control plane that does not answer may be restarting: asked again."""
-    seen: set[tuple[str, str]] = set()
-    headers = {"Authorization": f"Bearer {house.secrets['api']}"}
-    async with httpx.AsyncClient(
-        base_url=f"{house.web_url}/api/v1", headers=headers, timeout=10
-    ) as client:
-        first = True
-        while True:
-            try:
-                incidents = (await client.get("/incidents/")).raise_for_status().json()["incidents"]
-                actions = (await client.get("/actions/")).raise_for_status().json()["actions"]
-            except httpx.HTTPError:
+@dataclass
+class Story:
+    """What has happened in a house since `since` (unix seconds); `incidents` and `actions` are the
+    newest of all times, newest first, as they were last seen."""
+
+    house: House
+    say: Callable[[str], None]
+    since: float = field(default_factory=time.time)
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+    actions: list[dict[str, Any]] = field(default_factory=list)
+
+    async def follow(self) -> None:
+        """Until cancelled; a control plane that does not answer may be restarting: asked again."""
+        seen: set[tuple[str, str]] = set()
+        headers = {"Authorization": f"Bearer {self.house.secrets['api']}"}
+        async with httpx.AsyncClient(
+            base_url=f"{self.house.web_url}/api/v1", headers=headers, timeout=10
+        ) as client:
+            first = True
+            while True:
+                try:
+                    self.incidents = await _rows(client, "incidents")
+                    self.actions = await _rows(client, "actions")
+                except httpx.HTTPError:
+                    await asyncio.sleep(POLL_S)
+                    continue
+                for key, sentence in sentences(self.incidents, self.actions):
+                    if key not in seen:
+                        # A cause that comes back is news again.
+                        seen = {other for other in seen if not _supersedes(key, other)} | {key}
+                        # What an earlier demo left in the ledger is old news.
+                        if not first:
+                            self.say(sentence)
+                first = False
                 await asyncio.sleep(POLL_S)
-                continue
-            for key, sentence in sentences(incidents, actions):
-                if key not in seen:
-                    # A cause that comes back is news again.
-                    seen = {other for other in seen if not _supersedes(key, other)} | {key}
-                    # What an earlier demo left in the ledger is old news.
-                    if not first:
-                        say(sentence)
-            first = False
-            await asyncio.sleep(POLL_S)
+
+
+async def _rows(client: httpx.AsyncClient, noun: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = (await client.get(f"/{noun}/")).raise_for_status().json()[noun]
+    return rows
 
 
 def _supersedes(new: tuple[str, str], old: tuple[str, str]) -> bool:

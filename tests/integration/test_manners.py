@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -143,11 +144,20 @@ def test_demos_end_when_told_leave_nothing_and_keep_out_of_each_others_way(tmp_p
         assert "`make stop` ends it" in unwrapped(another.stdout)
         assert another.stderr == ""
 
-        for demo, number in ((watched, signal.SIGINT), (beside, signal.SIGTERM)):
+        for demo, ended_by in ((watched, "Ctrl-C"), (beside, "make stop")):
             until(lambda demo=demo: demo.plays, START_S_MAX, "a demo that plays")
             assert len(demo.family) >= 4  # control plane, engine, agent, itself
-            demo.ends(number)
+            elsewhere = ""
+            if ended_by == "Ctrl-C":
+                demo.ends(signal.SIGINT)
+            else:
+                elsewhere = trimtab("stop", env={"TRIMTAB_HOME": str(demo.home)}).stdout
+                demo.ends()
             assert "Stopping." in demo.shown
+            counts = r"Sent [\d,]+ requests: [\d,]+ answered, .*0 lost\. Incidents: 0, 0 of them "
+            counts += r"open\. Changes: 0 kept, 0 undone\."
+            assert re.search(counts, unwrapped(demo.shown)), demo.shown
+            assert ended_by == "Ctrl-C" or re.match(counts, elsewhere), elsewhere
             leaves_nothing(demo)
     fits_a_small_window(watched.shown)
     assert "\033" not in beside.shown

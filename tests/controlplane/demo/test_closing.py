@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controlplane.demo.client import IN_TIME, good_again_s
-from controlplane.demo.closing import back, in_short, lines, moments, settled
+from controlplane.demo.closing import back, counted, in_short, lines, moments, settled
 from controlplane.demo.supervisor import Outage
 from engine.load import Request
 from engine.replay import Record, Status, summarise
@@ -93,6 +93,26 @@ def test_a_process_is_back_when_it_answered_again() -> None:
         (12, "back", "agent, 2.5 s later"),
         (20, "not back", "engine"),
     ]
+
+
+def test_one_line_counts_what_a_run_did_when_it_stops() -> None:
+    fared = (Status.OK, Status.OK, Status.REJECTED, Status.PENDING)
+    summary = summarise([Record(Request(0.0, 8, 8, "a"), status=status) for status in fared])
+    incidents = [
+        incident(closed_at=None, state="open"), incident(), incident(closed_at=at(20)),
+    ]  # fmt: skip
+    actions = [
+        action(ended_at=None, state="verifying"), action(), action(state="rolled_back"),
+        action(state="expired"), action(ended_at=at(20)),
+    ]  # fmt: skip
+    assert counted(summary, incidents, actions, MIDNIGHT + 30) == (
+        "Sent 4 requests: 2 answered, 1 refused, 1 on their way, 0 lost. Incidents: 2, 1 of them "
+        "open. Changes: 1 kept, 1 undone, 1 under way."
+    )
+    assert counted(summarise([], 2), [], [], MIDNIGHT) == (
+        "Sent 0 requests: 0 answered, 0 lost, 2 answered twice. Incidents: 0, 0 of them open. "
+        "Changes: 0 kept, 0 undone."
+    )
 
 
 def test_the_last_lines_say_what_people_ask_for_first() -> None:

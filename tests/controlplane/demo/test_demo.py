@@ -22,11 +22,13 @@ from controlplane.demo.options import options
 from controlplane.demo.processes import (
     STORIES,
     Processes,
+    closing_line,
     running,
     started_at,
     stop_recorded,
     uninterrupted,
 )
+from controlplane.demo.processes import main as stop_all
 from controlplane.demo.receiver import BODY_BYTES_MAX, Receiver
 from controlplane.demo.scenarios import SCENARIOS
 from controlplane.demo.screen import WIDTH, Gone, Screen
@@ -245,6 +247,20 @@ def test_a_child_is_written_down_before_a_signal_ends_its_parent() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert done == ["started and written down"]
+
+
+def test_who_stops_a_demo_is_told_what_it_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "Sent 9 requests: 9 answered, 0 lost."
+    closing_line(tmp_path).parent.mkdir()
+    closing_line(tmp_path).write_text(f"{line}\n")
+    assert stop_all(tmp_path) == 0
+    assert capsys.readouterr().out == "Nothing of the demo was running.\n"
+    processes = Processes(tmp_path)
+    processes.start("demo", [sys.executable, "-c", "import time; time.sleep(60)"], {})
+    assert stop_all(tmp_path) == 0
+    assert capsys.readouterr().out == f"{line}\nStopped: demo.\n"
 
 
 def test_a_recorded_process_is_ended_and_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
