@@ -117,7 +117,7 @@ class AuditEntry(models.Model):
         indexes = [models.Index(fields=["tenant", "noun", "subject"], name="audit_subject")]
 
     def __str__(self) -> str:
-        return f"{self.number}. {self.actor}: {self.verb} {self.noun} {self.subject}"
+        return f"{self.number}. {self.actor}: {self.verb} {self.noun} {self.name}"
 
     def save(self, *args: Any, **options: Any) -> None:
         """Raises AuditError for a row that is stored already."""
@@ -127,3 +127,8 @@ class AuditEntry(models.Model):
 
     def delete(self, *args: Any, **options: Any) -> tuple[int, dict[str, int]]:
         raise AuditError("audit entries are never deleted")
+
+    @property
+    def name(self) -> str:
+        """What people call the subject, where that is an id: `what` of the detail says so."""
+        return str(self.detail.get("what") or self.subject)

@@ -125,6 +125,7 @@ def link_use(
         audit.record(
             tenant=link.action.tenant, actor=actor, verb="used", noun="link",
             subject=str(link.action.pk),
-            detail={"link": link.verb, "digest": link.digest} | dict(seen), at=now,
+            detail={"what": str(link.action), "link": link.verb, "digest": link.digest, **seen},
+            at=now,
         )  # fmt: skip
         return VERBS[link.verb](action=link.action, actor=actor, now=now)

@@ -21,6 +21,10 @@ def test_the_chain_is_checked_and_listed(capsys: pytest.CaptureFixture[str]) -> 
     assert said == f"2 entries, the chain holds. Newest digest: {entries[1].digest}\n"
     assert cli.main(["audit", "list"]) == 0
     assert "1. ada: set policy engine e0" in capsys.readouterr().out
+    named = {"what": "max_num_seqs 8 → 32 on engine-0"}
+    audit.record(tenant=tenant, actor="ada", verb="set", noun="action", subject="5", detail=named)
+    assert cli.main(["audit", "list"]) == 0
+    assert "3. ada: set action max_num_seqs 8 → 32 on engine-0" in capsys.readouterr().out
     assert cli.main(["audit", "verify", "--expect", "0" * 64]) == 1
     assert "entries were cut off" in capsys.readouterr().err
     with connection.cursor() as cursor:

@@ -6,6 +6,7 @@ import json
 import re
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection
@@ -116,6 +117,18 @@ def another(full: World) -> Client:
     client = Client()
     client.force_login(member(full.tenant, "bob"))
     return client
+
+
+def test_no_page_shows_an_id_where_there_is_a_name(ada: Any, full: World) -> None:
+    Node.objects.filter(tenant=full.tenant).update(agent_id=str(uuid4()))
+    client, found = ada(full), Incident.objects.get()
+    for address in (
+        "/", f"/incidents/{found.pk}/", "/objectives/ttft/", "/actions/", "/fleet/",
+        "/fleet/node-a/", "/contracts/", "/policies/", "/settings/deliveries/",
+    ):  # fmt: skip
+        said = re.sub(r"<[^>]*>", " ", text(client.get(address)))
+        assert re.findall(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", said) == [], address
+    assert "Fleet</a> / node-a</p>" in text(client.get("/fleet/node-a/"))
 
 
 def test_fleet_cells_say_their_state_in_words(ada: Any, full: World) -> None:

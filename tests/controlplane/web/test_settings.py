@@ -401,6 +401,19 @@ def test_the_audit_log_says_whether_its_chain_holds(owner: Client, full: World) 
     assert "entry 2 was changed" in said
 
 
+def test_the_audit_log_calls_an_action_by_its_change(owner: Client, full: World) -> None:
+    action = full.tenant.actions.first()
+    assert action is not None
+    audit.record(
+        tenant=full.tenant, actor="ada", verb="used", noun="link", subject=str(action.pk),
+        detail={"what": str(action), "link": "approve"},
+    )  # fmt: skip
+    said = text(owner.get(f"/settings/audit/?subject={action.pk}"))
+    assert f"used link <code>{action}</code>" in said
+    assert f"<dt>id</dt><dd>{action.pk}</dd><dt>link</dt><dd>approve</dd>" in said
+    assert f"<code>{action.pk}" not in said
+
+
 def test_a_long_chain_is_checked_when_asked_to(
     owner: Client, full: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
