@@ -35,7 +35,7 @@ class Left:
     def words(self) -> str:
         """How much is missed since when, and why nothing more is changed."""
         words = _(
-            "since %(since)s %(share)s of %(total)s %(counted)s missed it all the same; %(why)s"
+            "since %(since)s, %(share)s of %(total)s %(counted)s missed it all the same; %(why)s"
         )
         unexplained = _("that is not explained, so nothing more is changed")
         return words % {

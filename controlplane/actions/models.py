@@ -69,9 +69,10 @@ class Action(models.Model):
     """A change of knobs on one engine. What it is to do is fixed; state and outcome move.
 
     `changes` maps knob → {"from", "to"}; `outcome` holds the verification's counts:
-    {"before": {"good", "total"}, "after": {…}, "p_value", "looks", "sentence", "price"}, where the
-    price is what other promises lost, [{"objective", "before", "after"}] in bad shares,
-    and `withdrawn` ("person", "superseded", "frozen") when it was ended before it was judged.
+    {"before": {"good", "total"}, "after": {…}, "unit", "p_value", "looks", "sentence", "price"},
+    where the unit is slo.indicator's, the price what other promises lost, [{"objective", "before",
+    "after"}] in bad shares, and `withdrawn` ("person", "superseded", "frozen") when it was ended
+    before it was judged.
     `predicted` is what was expected of it: {"sentence", "wanted", "covered", "bad_share_max",
     "facts"}.
 

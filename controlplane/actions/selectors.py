@@ -98,6 +98,5 @@ OUTCOME_WORDS: dict[str, str] = {
 
 def actions_all(tenant: Tenant) -> QuerySet[Action]:
     """Newest first, each with its engine and its transitions; for the caller to narrow and page."""
-    rows = Action.objects.filter(tenant=tenant)
-    rows = rows.select_related("engine", "incident__objective", "tenant")
+    rows = Action.objects.filter(tenant=tenant).select_related("engine", "incident", "tenant")
     return rows.prefetch_related("transitions")

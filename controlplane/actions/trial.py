@@ -104,6 +104,7 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
         {
             "before": {"good": before.counts.good, "total": before.counts.total},
             "after": {"good": after.counts.good, "total": after.counts.total},
+            "unit": after.unit,
             "p_value": result.p_better,
             "looks": result.look,
             "sentence": result.sentence,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.controlplane.web.world import TRACE_ID
 from tests.e2e.site import Site, start
-from tests.e2e.visit import WIDE, Visit
+from tests.e2e.visit import NARROW, WIDE, Visit
 
 pytestmark = pytest.mark.browser
 
@@ -22,6 +22,24 @@ end(Action.objects.get(state=State.VERIFYING), State.VERIFIED, timezone.now())
 incident = Incident.objects.get()
 incident.state, incident.closed_at = "closed", timezone.now()
 incident.save()
+"""
+
+NOT_ENOUGH = """
+from datetime import timedelta
+from django.utils import timezone
+from controlplane.actions.models import Action
+from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.services import diagnosis_confirm
+from tests.controlplane.web.world import goes_on
+found, kept_at = Incident.objects.get(), timezone.now() - timedelta(seconds=70)
+Incident.objects.update(state="open", closed_at=None)
+found.refresh_from_db()
+action = found.actions.get()
+action.ended_at = kept_at
+action.outcome["price"] = [{"objective": "Each token within 50 ms", "before": 0, "after": 0.0231}]
+action.save()
+diagnosis_confirm(incident=found, cause=action.cause, acted_at=kept_at)
+goes_on(found, kept_at)
 """
 
 NEXT_WINDOW = """
@@ -174,8 +192,26 @@ def test_from_story_to_objective_to_incident_to_outcome_to_trace(
         assert "waiting in the queue 911 ms" in page.inner_text("main").replace("\u00a0", " ")
         one.go("/")
         one.shoot("overview-outcome")
+        site.run(NOT_ENOUGH)
+        what_a_kept_change_left(one)
         assert one.console == []
     finally:
         site.stop()  # with the page still open: its stream must not hold the server up
     one.context.close()
     assert site.process.returncode in (0, -15, 143)
+
+
+def what_a_kept_change_left(one: Visit) -> None:
+    """On a narrow screen: the price has room beside the verdict, and nothing sticks together."""
+    one.page.set_viewport_size({"width": NARROW, "height": 850})
+    one.go(f"/incidents/{one.site.things['incident']}/")
+    one.look("not-enough")
+
+    def box(selector: str) -> dict[str, float]:
+        return one.page.locator(selector).first.bounding_box()
+
+    facts, verdict = box(".facts.result"), box(".facts.result > :last-child")
+    assert "“Each token within 50 ms” got worse" in one.page.inner_text(".facts.result")
+    assert verdict["width"] == pytest.approx(facts["width"], abs=3)
+    said, details = box("#look ~ .said"), box("#look ~ details")
+    assert details["y"] - said["y"] - said["height"] >= 12

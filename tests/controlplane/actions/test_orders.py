@@ -215,7 +215,7 @@ def test_without_an_incident_and_without_data_a_trial_is_undone(world: World) ->
     action = ask(world, 16, trial=True)
     until(world, action, State.ROLLED_BACK)
     assert action.verdict == Verdict.INCONCLUSIVE
-    assert "no objective had 50 requests" in sentence(action)
+    assert "no objective counted 50 in 2 windows" in sentence(action)
 
 
 @pytest.mark.parametrize(

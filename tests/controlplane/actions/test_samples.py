@@ -46,7 +46,8 @@ def test_one_window_is_skipped_and_not_nearly_two(after_an_edge_s: float, skippe
 @pytest.mark.django_db
 def test_a_verdict_names_the_price_other_promises_paid() -> None:
     tenant = a_tenant("acme")
-    mended, paid = an_objective(tenant), an_objective(tenant, slug="tpot", name="TPOT")
+    gaps = {"metric": "vllm:inter_token_latency_seconds", "threshold_ms": 50}
+    mended, paid = an_objective(tenant), an_objective(tenant, slug="tpot", name="TPOT", spec=gaps)
     for n in range(1, 11):
         for objective, before, after in ((mended, 60, 0), (paid, 0, 7)):
             Reading.objects.create(
@@ -62,7 +63,9 @@ def test_a_verdict_names_the_price_other_promises_paid() -> None:
     )  # fmt: skip
     judged = judge(action, reader=MemoryReader(), now=applied_at + timedelta(seconds=90))
     assert judged.verdict == "better", judged.sentence
-    assert "“TPOT” got worse: " in judged.sentence
+    assert judged.sentence.startswith("the share of bad requests fell")
+    assert "“TPOT” got worse: the share of bad gaps between tokens rose" in judged.sentence
+    assert judged.outcome["unit"] == mended.unit
     assert judged.outcome["price"] == [{"objective": "TPOT", "before": 0.0, "after": 0.07}]
 
 

@@ -260,6 +260,7 @@ def test_who_stops_a_demo_is_told_what_it_did(
     processes = Processes(tmp_path)
     processes.start("demo", [sys.executable, "-c", "import time; time.sleep(60)"], {})
     assert stop_all(tmp_path) == 0
+    processes.children["demo"].wait()
     assert capsys.readouterr().out == f"{line}\nStopped: demo.\n"
 
 

@@ -13,9 +13,17 @@ from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.services import diagnosis_confirm, diagnosis_note
 from controlplane.web.story import lines_of
-from slo.models import Reading
 from tests.controlplane.web.answers import text
-from tests.controlplane.web.world import BECAUSE, TRACE_ID, World, act, end, explain, incident
+from tests.controlplane.web.world import (
+    BECAUSE,
+    TRACE_ID,
+    World,
+    act,
+    end,
+    explain,
+    goes_on,
+    incident,
+)
 
 
 def test_incident_shows_evidence_rivals_action_and_message(ada: Any, full: World) -> None:
@@ -127,36 +135,21 @@ def test_what_a_kept_change_left_is_told_in_words_that_are_true_of_it(
     kept_at = found.opened_at + timedelta(seconds=60)
     end(action, State.VERIFIED, kept_at)
     diagnosis_confirm(incident=found, cause=action.cause, acted_at=kept_at)
-    Reading.objects.filter(objective=found.objective, window_end__gt=kept_at).delete()
-    for number in (1, 2, 3):
-        Reading.objects.create(
-            objective=found.objective, scope=found.scope, good=75, total=100, signal="ok",
-            window_end=kept_at + number * timedelta(seconds=15),
-        )  # fmt: skip
-    newest = explain(full, found, kept_at + timedelta(seconds=50))
-    ask = "1 engine serves chat, and it needs 1 more like engine-0"
-    rivals = [
-        {"cause": "load_beyond_capacity", "score": 0.4, "because": "87 served", "no_remedy": ask},
-        {"cause": "slow_host", "score": 0.1, "because": "10 % busy", "no_remedy": ""},
-    ]
-    near = "no cause examined explains it; the nearest, load beyond capacity, fails on: 80 % busy"
-    facts = {"no_action": "the cause is not known, so nothing is changed"}
-    Diagnosis.objects.filter(pk=newest.pk).update(
-        cause="unknown", because=near, rivals=rivals, facts=facts
-    )
-    newest.evidence.create(
-        cause="load_beyond_capacity", supports=False, sentence="a step 80 % of the time"
-    )
+    newest = goes_on(found, kept_at)
+    near, ask = newest.because, newest.rivals[0]["no_remedy"]
     client = ada(full)
     story = text(client.get("/?part=story"))
     left = "25.0% of 300 requests missed it all the same; that is not explained, so nothing more"
-    assert f"Since {kept_at:%H:%M:%S} {left}" in story
+    assert f"Since {kept_at:%H:%M:%S}, {left}" in story
     assert "The cause is not known" not in story
     said = text(client.get(f"/incidents/{found.pk}/"))
     look = said.partition('id="look"')[2].partition("</section>")[0]
     assert f"{near[1:]}. If it is that, {ask}." in look
     assert "a step 80 % of the time" in look
     assert look.index("87 served") < look.index("10 % busy"), "the nearest first"
+    regions = re.findall(r'role="region" aria-label="([^"]*)"', said)
+    assert len(set(regions)) == len(regions) > 2, "whoever hears the page tells them apart"
+    assert "Evidence: load beyond capacity, newest look" in regions
     short = "cured; the rest unexplained"
     assert short in text(client.get("/incidents/"))
     assert short in text(client.get("/objectives/"))
@@ -182,7 +175,7 @@ def test_incident_says_what_its_numbers_leave_out(ada: Any, full: World) -> None
     client, found = ada(full), Incident.objects.get()
     said = text(client.get(f"/incidents/{found.pk}/"))
     assert "Counted from the first of the control windows in a row that missed by far." in said
-    missed = re.search(r"In the hour before, (\d+) of ([\d\u202f]+) missed as well", said)
+    missed = re.search(r"In the hour before, (\d+) of ([\d\u202f]+) requests missed as well", said)
     assert missed is not None
     assert 0 < int(missed[1]) < int(missed[2].replace("\u202f", ""))
     Incident.objects.update(trigger="burn 1h/5m", scope="engine-9")

@@ -28,7 +28,8 @@ from controlplane.fleet.models import Engine
 from controlplane.fleet.services import command_create, sync
 from gpu_agent.protocol import EngineReport, SyncRequest
 from slo.budget import Counts
-from slo.models import Objective
+from slo.indicator import REQUESTS
+from slo.models import Objective, Reading
 from slo.readings import Measured, readings_book
 from slo.services import objective_apply
 from tracing import wiring
@@ -398,6 +399,34 @@ def explain(world: World, found: Incident, at: datetime) -> Diagnosis:
     return diagnosis
 
 
+def goes_on(found: Incident, kept_at: datetime) -> Diagnosis:
+    """What a change kept then has left: three windows with a quarter missed, and a look at them
+    that explains nothing."""
+    Reading.objects.filter(objective=found.objective, window_end__gt=kept_at).delete()
+    for number in (1, 2, 3):
+        Reading.objects.create(
+            objective=found.objective, scope=found.scope, good=75, total=100, signal="ok",
+            window_end=kept_at + number * timedelta(seconds=15),
+        )  # fmt: skip
+    ask = "1 engine serves chat, and it needs 1 more like engine-0"
+    at = kept_at + timedelta(seconds=50)
+    newest = Diagnosis.objects.create(
+        incident=found, made_at=at, cause="unknown", score=0.4, window_start=kept_at, window_end=at,
+        because="no cause examined explains it; the nearest, load beyond capacity, fails on: "
+        "80 % busy",
+        facts={"no_action": "the cause is not known, so nothing is changed"},
+        rivals=[
+            {"cause": "load_beyond_capacity", "score": 0.4, "because": "87 served",
+             "no_remedy": ask},
+            {"cause": "slow_host", "score": 0.1, "because": "10 % busy", "no_remedy": ""},
+        ],
+    )  # fmt: skip
+    newest.evidence.create(
+        cause="load_beyond_capacity", supports=False, sentence="a step 80 % of the time"
+    )
+    return newest
+
+
 def act(world: World, found: Incident, at: datetime, until: State) -> Action:
     action = Action.objects.create(
         tenant=world.tenant, engine=world.engine, incident=found, cause="running_cap_too_small",
@@ -430,7 +459,7 @@ def end(action: Action, state: State, at: datetime) -> None:
     action.outcome = {
         "before": {"good": 228, "total": 412},
         "after": {"good": 341, "total": 343} if better else {"good": 209, "total": 343},
-        "p_value": 0.00001 if better else 0.11, "looks": 2, "sentence": sentence,
+        "p_value": 0.00001 if better else 0.11, "looks": 2, "sentence": sentence, "unit": REQUESTS,
     }  # fmt: skip
     action.verdict = Verdict.BETTER if better else Verdict.INCONCLUSIVE
     action.ended_at, previous = at, action.state
