@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.diagnosis.demand import lengths
-from controlplane.diagnosis.scene import Scene
+from controlplane.diagnosis.scene import Scene, evenly
 from controlplane.diagnosis.step_time import (
     DECODE,
     EAGER_GREW_MAX,
@@ -110,7 +110,7 @@ def _share(scene: Scene, waiting: Sequence[float]) -> float | None:
     spent = [
         busy
         for busy, in_a_row in zip(
-            scene.steps(BUSY, counter=True),
+            evenly(scene.steps(BUSY, counter=True)),
             zip(queued, queued[1:], queued[2:], strict=False),
             strict=False,
         )

@@ -30,7 +30,6 @@ from controlplane.diagnosis.facts import (
     KV_USED,
     PREEMPTIONS,
     QUEUE_TIME,
-    RUNNING,
     Fact,
     beyond_fact,
     ceiling_per_s,
@@ -52,6 +51,7 @@ from controlplane.diagnosis.relief import (
 )
 from controlplane.diagnosis.scene import (
     METRIC_OF,
+    RUNNING,
     STEPS_PER_WINDOW,
     WORD_OF,
     Change,

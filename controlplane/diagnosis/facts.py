@@ -16,7 +16,7 @@ from controlplane.diagnosis.demand import (
     demand_grew,
     demand_text,
 )
-from controlplane.diagnosis.scene import Point, Scene, Track
+from controlplane.diagnosis.scene import RUNNING, Point, Scene, Track
 from controlplane.diagnosis.step_time import SLOWER_MAX, STEP_TIME, step_time
 
 # What a cause can reach at most when one fact it cannot do without fails or was not measured.
@@ -24,7 +24,6 @@ SCORE_REFUTED_MAX = 0.4
 BEYOND_MIN = 1.1  # arrivals so far above what the engine serves are no error of the estimate
 
 CAP = "max_num_seqs"
-RUNNING = "vllm:num_requests_running"
 QUEUE_TIME = "vllm:request_queue_time_seconds"
 KV_USED = "vllm:kv_cache_usage_perc"
 KV_BLOCKS = "engine:kv_blocks"
