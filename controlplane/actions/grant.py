@@ -167,8 +167,8 @@ def grant(knob: Knob, wish: Mapping[str, Any], engine: Engine, rules: Rules) -> 
         )
     if wish.get("whole") and (target < wish["to"] if up else target > wish["to"]):
         return Refused(
-            f"{knob.slug} is {current}, and {target} is as far as one change goes within {low:g} to "
-            f"{high:g}; it takes {_whole(wish['to'], up=up)}, and part of the way would do harm"
+            f"{knob.slug} is {current}, and {target} is as far as one change goes within {low:g} "
+            f"to {high:g}; it takes {_whole(wish['to'], up=up)}, and part of the way would do harm"
         )
     return target
 

@@ -19,12 +19,11 @@ from controlplane.diagnosis.demand import lengths
 from controlplane.diagnosis.scene import Scene, evenly
 from controlplane.diagnosis.step_time import (
     DECODE,
-    EAGER_GREW_MAX,
     PREFILL,
     STEP_TIME,
     STEPS,
     StepTime,
-    eager_share,
+    graph_lost,
     step_time,
 )
 
@@ -126,8 +125,7 @@ def _fixed(scene: Scene, step: StepTime | None, *, at_most: bool) -> float | Non
 
     Those of before tell nothing where steps that replayed a graph then run without one now.
     """
-    eager = eager_share(scene)
-    lost = (eager.value or 0.0) - (eager.before or 0.0) > EAGER_GREW_MAX
+    lost = graph_lost(scene)
     seen = [
         scene.histogram(STEP_TIME, reference=old) for old in ((False,) if lost else (True, False))
     ]

@@ -71,8 +71,8 @@ class Diagnosis(models.Model):
     best first: [{"cause", "score", "because", "no_remedy"}]; `also`, in the same form, a second
     fault that the first does not explain, of which `because` tells as well. `remedy` is the ordered
     wish list of both: [{"cause", "knob", "to", "why", "limit", "exact", "whole"}]; `cured` once a
-    change made for one of them was kept. `verdict` is empty, or "infeasible": no knob cures it, and what
-    is wished for only limits the harm. `facts` holds the numbers of the sentence.
+    change made for one of them was kept. `verdict` is empty, or "infeasible": no knob cures it, and
+    what is wished for only limits the harm. `facts` holds the numbers of the sentence.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)

@@ -243,7 +243,7 @@ class Scene:
             gpus = self.reader.gauge(metric, grid, where=where, by=("gpu",))
             return [mean(row) or math.nan for row in zip(*(g.values for g in gpus), strict=True)]
 
-        return self._track(read)
+        return self._track(lambda g: self.once(("node_gauge", metric, g), lambda: read(g)))
 
     def rate(self, metric: str) -> Track:
         """Growth of a counter per second."""
@@ -308,6 +308,14 @@ class Scene:
             return f"{text}, {seen}"
         was = f"above {ms(found.bounds[-1])}" if math.isinf(p99) else ms(p99)
         return f"{WORD_OF[kind]} p99 was {was} {seen} because {text}"
+
+    def late(self) -> float | None:
+        """How many of the incident's events took longer than is promised; None: not timed."""
+        kind, threshold = self.objective.measures, self.objective.threshold_s
+        if kind not in METRIC_OF or threshold is None:
+            return None
+        found = self.histogram(METRIC_OF[kind])
+        return found.above(threshold) if found else None
 
     def sums(self, metric: str, *, reference: bool = False) -> list[float]:
         """Growth of a histogram's sum in steps of a third of a control window."""

@@ -146,9 +146,8 @@ def _unseen(incident: Incident, scene: Scene) -> bool:
 
     Requests may be heard of all the same: their spans need no agent.
     """
-    before = diagnosis_of(incident)
-    seen, at = scene.measured_until, scene.incident.end
-    if before is None or seen is None or seen >= at:
+    before, seen = diagnosis_of(incident), scene.measured_until
+    if before is None or seen is None or seen >= scene.incident.ends()[-1]:
         return False
     told = f"nothing was measured of {scene.engine.name} since {seen:%H:%M:%S} UTC"
     diagnosis_note(diagnosis=before, no_action=f"{told}, so nothing is changed")

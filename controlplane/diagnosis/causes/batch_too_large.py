@@ -21,6 +21,7 @@ from controlplane.diagnosis.cause import (
     Track,
     Wish,
     gettext_noop,
+    graph_lost,
     measured,
     ms,
     score,
@@ -278,7 +279,7 @@ def _long(scene: Scene) -> Long | None:
     speed = 1 - (step.slower or 0.0) if step and step.is_slower else 1.0
     long, long_gaps = steps.above(threshold), gaps.above(threshold)
     heavy = _within(steps, 1 - HEAVY * long / steps.count) * speed
-    before = scene.histogram(STEP_TIME, reference=True)
+    before = None if graph_lost(scene) else scene.histogram(STEP_TIME, reference=True)
     light = [(steps.bound(LIGHT) or heavy) * speed, (before and before.bound(LIGHT)) or heavy]
     least = min(heavy, *light)
     prefill = _prefill_s(scene, heavy, least, speed)

@@ -93,8 +93,8 @@ def test_where_no_action_goes_far_enough_it_says_how_far_it_would_have_to_go() -
     for refused in granted(found, engine).values():
         assert re.search(r"it takes \d+, and part of the way would do harm", str(refused))
     now = late_share(asked_long(dear=1.5))
-    for knobs in ({BUDGET: 512}, {CHUNK: 128}):
-        assert late_share(asked_long(dear=1.5), **knobs) > now
+    for as_far in ({BUDGET: 512}, {CHUNK: 128}):
+        assert late_share(asked_long(dear=1.5), **as_far) > now
 
 
 def test_how_far_an_action_goes_is_asked_of_the_ladder() -> None:

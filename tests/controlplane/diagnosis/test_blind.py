@@ -106,5 +106,3 @@ def test_what_came_while_nobody_measured_did_not_come_all_at_once() -> None:
     load = arrivals(scene(engine, TTFT))
     assert load.value == pytest.approx(30, rel=0.25)
     assert examined(engine, TTFT).named == ()
-
-
