@@ -19,6 +19,7 @@ from tracing import sql, wiring
 from tracing.series import (
     EPOCH,
     LOOKBACK,
+    NOTHING,
     Catalogue,
     SeriesAhead,
     StoreSeries,
@@ -92,6 +93,8 @@ class StoreReader:
         if over not in sql.GAUGES:
             raise ValueError(f"over={over!r}, allowed: {', '.join(sql.GAUGES)}")
         catalogue = self._series.catalogue((metric,), where or {})
+        if not catalogue:
+            return []
         samples = self._series.gauges((metric,), where or {}, grid, over)
         window = window_of(samples.time_ms, grid)
         groups, row = _grouped(samples, window, catalogue, by)
@@ -130,7 +133,8 @@ class StoreReader:
         names = metrics and [m + suffix for m in metrics for suffix in ("", "_bucket", "_sum")]
         key = (grid.start, grid.end, tuple(sorted(where.items())), names and tuple(names))
         if key not in self._ahead:
-            series = SeriesAhead(self._store, self._tenant, grid, where, names)
+            of = (self._store, self._tenant, grid, where, names)
+            series = SeriesAhead(*of, beyond=self._series)
             self._ahead[key] = StoreReader(self._store, self._tenant, series)
         return self._ahead[key]
 
@@ -254,7 +258,7 @@ class StoreReader:
         """Samples that tell the growth, the window of each, what each adds to its counter, and
         the series they belong to."""
         catalogue = self._series.catalogue(metrics, where)
-        samples = self._series.counters(metrics, where, grid)
+        samples = self._series.counters(metrics, where, grid) if catalogue else NOTHING
         before: dict[int, float] = {}
         orphans = False
         for i in np.flatnonzero(samples.firsts()):

@@ -90,8 +90,8 @@ class SeriesAhead(StoreSeries):
     """The same answers, from one look at the metrics (None: all) of `where` up to the grid's end.
 
     A question costs the store milliseconds however small it is, and whoever explains an engine asks
-    a hundred. What lies beyond the look is asked of the store, and all of it where it would be more
-    than AHEAD_SERIES_MAX or AHEAD_SAMPLES_MAX.
+    a hundred. What lies beyond the look is asked of `beyond`, an earlier look or the store, and all
+    of it where it would be more than AHEAD_SERIES_MAX or AHEAD_SAMPLES_MAX.
     """
 
     def __init__(
@@ -101,8 +101,11 @@ class SeriesAhead(StoreSeries):
         grid: Grid,
         where: Labels,
         metrics: Sequence[str] | None = None,
+        *,
+        beyond: StoreSeries,
     ) -> None:
         super().__init__(store, tenant_id)
+        self._beyond = beyond
         self._where = dict(where)
         self._metrics = metrics
         of: dict[str, Parameter] = {} if metrics is None else {"metrics": metrics}
@@ -127,18 +130,18 @@ class SeriesAhead(StoreSeries):
 
     def catalogue(self, metrics: Sequence[str], where: Labels) -> Catalogue:
         if not self._covers(metrics, where):
-            return super().catalogue(metrics, where)
+            return self._beyond.catalogue(metrics, where)
         return {key: entry for m in metrics for key, entry in self._known.get(m, {}).items()}
 
     def counters(self, metrics: Sequence[str], where: Labels, grid: Grid) -> Samples:
         after = grid.start - LOOKBACK
         if not self._holds(metrics, where, after, grid.end):
-            return super().counters(metrics, where, grid)
+            return self._beyond.counters(metrics, where, grid)
         return self._between(metrics, after, grid.end)
 
     def gauges(self, metrics: Sequence[str], where: Labels, grid: Grid, over: str) -> Samples:
         if not self._holds(metrics, where, grid.start, grid.end):
-            return super().gauges(metrics, where, grid, over)
+            return self._beyond.gauges(metrics, where, grid, over)
         return reduced(self._between(metrics, grid.start, grid.end), grid, over)
 
     def _covers(self, metrics: Sequence[str], where: Labels) -> bool:

@@ -213,7 +213,8 @@ class Reader(Protocol):
 
     def ahead(self, grid: Grid, *, where: Labels, metrics: Sequence[str] | None = None) -> Reader:
         """A reader of the same answers that has read the metrics (None: all) of exactly that
-        `where` up to the grid's end: for who will ask several questions of it inside the grid.
+        `where` up to the grid's end: for who will ask several questions of it inside the grid, and
+        inside those that the reader it is made from has read ahead.
 
         Asked for the same again, it is the same one: readers are made for a pass or a page.
         """

@@ -103,9 +103,8 @@ def predict(
             covered = round((value - current) / (wanted - current), 3)
     told = wish["why"]
     if covered < 1:
-        # Rounded away from what is set: a wish for 32.4 running requests is one for 33.
-        whole = math.ceil(wanted) if wanted > current else math.floor(wanted)
-        told += f"; {whole} is wished for, and {value} is as far as one change goes"
+        wish_for = _whole(wanted, up=wanted > current)
+        told += f"; {wish_for} is wished for, and {value} is as far as one change goes"
     budget = round(1 - diagnosis.incident.objective.target, 6)
     return {
         "sentence": told,
@@ -118,6 +117,11 @@ def predict(
             if isinstance(fact, int | float) and not isinstance(fact, bool)
         },
     }
+
+
+def _whole(wanted: float, *, up: bool) -> int:
+    """Rounded away from what is set: a wish for 32.4 running requests is one for 33."""
+    return math.ceil(wanted) if up else math.floor(wanted)
 
 
 class Refused(str):
@@ -160,6 +164,11 @@ def grant(knob: Knob, wish: Mapping[str, Any], engine: Engine, rules: Rules) -> 
         way = "above" if up else "below"
         return Refused(
             f"{knob.slug} is {current}, and there is no step {way} it within {low:g} to {high:g}"
+        )
+    if wish.get("whole") and (target < wish["to"] if up else target > wish["to"]):
+        return Refused(
+            f"{knob.slug} is {current}, and {target} is as far as one change goes within {low:g} "
+            f"to {high:g}; it takes {_whole(wish['to'], up=up)}, and part of the way would do harm"
         )
     return target
 

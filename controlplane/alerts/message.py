@@ -55,7 +55,7 @@ def compose(
     return {
         "event": f"incident.{event.value}",
         "severity": severity_of(incident).value,
-        "title": _title(event, incident, story.what, lasted),
+        "title": _title(event, incident, story, lasted),
         "text": sentences(*parts),
         "what": sentences(story.what),
         "incident": str(incident.pk),
@@ -73,7 +73,7 @@ def compose(
         "objective": incident.objective.name,
         "service": incident.objective.service,
         "engine": engine,
-        "cause": story.cause_label,
+        "cause": story.cause_now,
         "action": doing,
         "actions": dict(links),
         "stuck_since": stamp(stuck_since) if stuck_since else "",
@@ -161,10 +161,10 @@ def duration(lasted: timedelta) -> str:
     return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours}
 
 
-def _title(event: Event, incident: Incident, what: str, lasted: timedelta) -> str:
+def _title(event: Event, incident: Incident, story: Story, lasted: timedelta) -> str:
     where = incident.scope or incident.objective.service
     facts = {
-        "title": what,
+        "title": story.what,
         "lasted": duration(lasted),
         "what": _("“%(objective)s” on %(where)s")
         % {"objective": incident.objective.name, "where": where},
@@ -173,6 +173,10 @@ def _title(event: Event, incident: Incident, what: str, lasted: timedelta) -> st
         return _("Closed, its end unseen, after %(lasted)s: %(what)s") % facts
     if event == Event.RESOLVED:
         return _("Over after %(lasted)s: %(what)s") % facts
+    if event == Event.REMINDED and story.blind:
+        return _("Still open after %(lasted)s: %(title)s") % facts
+    if event == Event.UNDONE and story.blind:
+        return _("Change undone, still open after %(lasted)s: %(title)s") % facts
     if event == Event.REMINDED:
         return _("Still burning after %(lasted)s: %(title)s") % facts
     if event == Event.UNDONE:
@@ -181,7 +185,7 @@ def _title(event: Event, incident: Incident, what: str, lasted: timedelta) -> st
         return _("Change kept, not enough after %(lasted)s: %(title)s") % facts
     if event == Event.ASKED:
         return _("Approval wanted: %(title)s") % facts
-    return _("Burning again: %(title)s") % facts if incident.reopened else what
+    return _("Burning again: %(title)s") % facts if incident.reopened else story.what
 
 
 def _with_it(members: Sequence[Incident]) -> str:

@@ -16,15 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.diagnosis.demand import lengths
-from controlplane.diagnosis.scene import Scene
+from controlplane.diagnosis.scene import Scene, evenly
 from controlplane.diagnosis.step_time import (
     DECODE,
-    EAGER_GREW_MAX,
     PREFILL,
     STEP_TIME,
     STEPS,
     StepTime,
-    eager_share,
+    graph_lost,
     step_time,
 )
 
@@ -110,7 +109,7 @@ def _share(scene: Scene, waiting: Sequence[float]) -> float | None:
     spent = [
         busy
         for busy, in_a_row in zip(
-            scene.steps(BUSY, counter=True),
+            evenly(scene.steps(BUSY, counter=True)),
             zip(queued, queued[1:], queued[2:], strict=False),
             strict=False,
         )
@@ -126,8 +125,7 @@ def _fixed(scene: Scene, step: StepTime | None, *, at_most: bool) -> float | Non
 
     Those of before tell nothing where steps that replayed a graph then run without one now.
     """
-    eager = eager_share(scene)
-    lost = (eager.value or 0.0) - (eager.before or 0.0) > EAGER_GREW_MAX
+    lost = graph_lost(scene)
     seen = [
         scene.histogram(STEP_TIME, reference=old) for old in ((False,) if lost else (True, False))
     ]

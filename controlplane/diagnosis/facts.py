@@ -15,6 +15,7 @@ from controlplane.diagnosis.demand import (
     arrivals,
     demand_grew,
     demand_text,
+    pool_grew,
 )
 from controlplane.diagnosis.scene import Point, Scene, Track
 from controlplane.diagnosis.step_time import SLOWER_MAX, STEP_TIME, step_time
@@ -22,12 +23,10 @@ from controlplane.diagnosis.step_time import SLOWER_MAX, STEP_TIME, step_time
 # What a cause can reach at most when one fact it cannot do without fails or was not measured.
 SCORE_REFUTED_MAX = 0.4
 BEYOND_MIN = 1.1  # arrivals so far above what the engine serves are no error of the estimate
+POOL_SHRANK_MAX = 0.99  # of the pool of before
 
 CAP = "max_num_seqs"
-RUNNING = "vllm:num_requests_running"
 QUEUE_TIME = "vllm:request_queue_time_seconds"
-KV_USED = "vllm:kv_cache_usage_perc"
-KV_BLOCKS = "engine:kv_blocks"
 PREEMPTIONS = "vllm:num_preemptions_total"
 
 
@@ -206,6 +205,20 @@ def traffic_fact(scene: Scene, *, grew: bool, required: bool = False, weight: fl
     )
 
 
+def serves(scene: Scene, running: float | None) -> bool | None:
+    """Whether so many running would serve what arrives, at the speed of before; None: unknown."""
+    capacity = None if running is None else capacity_per_s(scene, running)
+    load = arrivals(scene).value
+    return None if capacity is None or load is None else capacity >= BEYOND_MIN * load
+
+
+def queue_follows(scene: Scene) -> bool:
+    """Whether an engine that became slower needs nothing else for a queue: no more arrives than
+    before, or no more than its cap would serve at the speed of before."""
+    more = demand_grew(scene)
+    return more is None or more < GREW_MIN or serves(scene, scene.engine.number(CAP)) is True
+
+
 def ceiling_per_s(scene: Scene, *, at_most: bool = False) -> float | None:
     """What the engine would serve with the largest cap it allows, did memory suffice.
 
@@ -224,10 +237,12 @@ def follows_from_slowness(scene: Scene) -> tuple[str, ...]:
 
     Queues and larger batches, unless more arrives; a full KV cache, unless the pool shrank.
     """
-    more, blocks = demand_grew(scene), scene.gauge(KV_BLOCKS)
+    more, pool = demand_grew(scene), pool_grew(scene)
     follow = []
+    if queue_follows(scene):
+        follow.append("running_cap_too_small")
     if more is None or more < GREW_MIN:
-        follow += ["running_cap_too_small", "load_beyond_capacity", "batch_too_large"]
-    if blocks.value is None or blocks.before is None or blocks.value >= 0.99 * blocks.before:
+        follow += ["load_beyond_capacity", "batch_too_large"]
+    if pool is None or pool >= POOL_SHRANK_MAX:
         follow.append("kv_pool_exhausted")
     return tuple(follow)

@@ -17,7 +17,7 @@ class Wish:
 
     `to` is a number, or the word of a choice ("on"). `limit` is a value not to pass, where the
     cause knows what would break beyond it. `exact`: this very value, not a rung on the way to it;
-    it has been in force before.
+    it has been in force before. `whole`: all the way or not at all, as part of it does harm.
     """
 
     knob: str
@@ -25,6 +25,7 @@ class Wish:
     why: str
     limit: float | None = None
     exact: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)

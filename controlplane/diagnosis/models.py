@@ -70,9 +70,9 @@ class Diagnosis(models.Model):
     `cause` is a slug of diagnosis/causes or "unknown". `rivals` lists the other causes examined,
     best first: [{"cause", "score", "because", "no_remedy"}]; `also`, in the same form, a second
     fault that the first does not explain, of which `because` tells as well. `remedy` is the ordered
-    wish list of both: [{"cause", "knob", "to", "why", "limit", "exact"}]; `cured` once a change
-    made for one of them was kept. `verdict` is empty, or "infeasible": no knob cures it, and what
-    is wished for only limits the harm. `facts` holds the numbers of the sentence.
+    wish list of both: [{"cause", "knob", "to", "why", "limit", "exact", "whole"}]; `cured` once a
+    change made for one of them was kept. `verdict` is empty, or "infeasible": no knob cures it, and
+    what is wished for only limits the harm. `facts` holds the numbers of the sentence.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
 from controlplane.diagnosis.amounts import ms
@@ -18,6 +18,9 @@ from tracing.types import Grid, HistogramSeries, Reader, Series
 # A control window holds at least two scrapes, so a third of it sees about one: the finest time
 # share the data can carry. Steps without a sample are NaN and count neither way.
 STEPS_PER_WINDOW = 3
+
+# What an engine shows whatever it does.
+RUNNING = "vllm:num_requests_running"
 
 Point = tuple[float, float | None]
 T = TypeVar("T")
@@ -220,6 +223,12 @@ class Scene:
     def where(self) -> dict[str, str]:
         return self.engine.where
 
+    @property
+    def measured_until(self) -> datetime | None:
+        """The end of the newest window in which the engine was measured; None: in none."""
+        seen = [at for at, value in self.gauge(RUNNING).points if value is not None]
+        return datetime.fromtimestamp(seen[-1], UTC) if seen else None
+
     def gauge(self, metric: str, *, over: str = "avg") -> Track:
         """A level: the mean over windows of the window's avg, max, min or last."""
         return self._track(lambda g: self._gauge(metric, g, over))
@@ -234,11 +243,11 @@ class Scene:
             gpus = self.reader.gauge(metric, grid, where=where, by=("gpu",))
             return [mean(row) or math.nan for row in zip(*(g.values for g in gpus), strict=True)]
 
-        return self._track(read)
+        return self._track(lambda g: self.once(("node_gauge", metric, g), lambda: read(g)))
 
     def rate(self, metric: str) -> Track:
         """Growth of a counter per second."""
-        return self._track(lambda g: [v / g.step_s for v in self._increase(metric, g)])
+        return self._track(lambda g: [v / g.step_s for v in evenly(self._increase(metric, g))])
 
     def growth(self, metric: str) -> float | None:
         """Growth of a counter over the whole incident, None when it was not measured."""
@@ -300,6 +309,14 @@ class Scene:
         was = f"above {ms(found.bounds[-1])}" if math.isinf(p99) else ms(p99)
         return f"{WORD_OF[kind]} p99 was {was} {seen} because {text}"
 
+    def late(self) -> float | None:
+        """How many of the incident's events took longer than is promised; None: not timed."""
+        kind, threshold = self.objective.measures, self.objective.threshold_s
+        if kind not in METRIC_OF or threshold is None:
+            return None
+        found = self.histogram(METRIC_OF[kind])
+        return found.above(threshold) if found else None
+
     def sums(self, metric: str, *, reference: bool = False) -> list[float]:
         """Growth of a histogram's sum in steps of a third of a control window."""
         fine = self._fine(reference)
@@ -346,6 +363,21 @@ class Scene:
         new = read(self.incident)
         points = _points(self.reference, old) + _points(self.incident, new)
         return Track(mean(old), mean(new), points)
+
+
+def evenly(growth: Sequence[float]) -> list[float]:
+    """Growth per step with what is booked at the end of a gap spread over all of the gap.
+
+    NaN up to a first gap's end: when that began is not known.
+    """
+    found, since = [math.nan] * len(growth), None if math.isnan(sum(growth[:1])) else -1
+    for place, value in enumerate(growth):
+        if math.isnan(value):
+            continue
+        if since is not None:
+            found[since + 1 : place + 1] = [value / (place - since)] * (place - since)
+        since = place
+    return found
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -17,7 +17,8 @@ from django.utils.translation import gettext as _
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis import cause as contract
 from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
-from slo.models import Objective
+from slo.models import Objective, Reading
+from tracing.types import Signal
 
 RECENT_MAX = 500
 PART_WAITS_WINDOWS = 4  # a part still burning so long after its story ended is told by itself
@@ -45,14 +46,23 @@ class Hit:
 
 
 @dataclass(frozen=True)
+class Blind:
+    """Since when nothing is known of an open incident: not measured, or nothing came."""
+
+    since: datetime
+    signal: Signal
+
+
+@dataclass(frozen=True)
 class Story:
     """An incident in words; actions' part is told by actions.selectors.
 
     `because` is empty until explained, and tells of a second fault as well; `also` lists it.
     `no_action` says why nothing is tried, as the newest look found, whatever explanation is told;
-    `look` is that one where it goes on unexplained after what is told was cured. `verdict` is
-    empty, or "infeasible". `hits` are the incident and those that are part of it. The evidence is
-    read when it is asked for: only the page of one incident shows it.
+    `look` is that one where it goes on unexplained after what is told was cured. `blind` is there
+    while nobody knows whether it goes on at all. `verdict` is empty, or "infeasible". `hits` are
+    the incident and those that are part of it. The evidence is read when it is asked for: only the
+    page of one incident shows it.
     """
 
     what: str
@@ -66,6 +76,12 @@ class Story:
     numbers: dict[str, Any] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
     look: Diagnosis | None = None
+    blind: Blind | None = None
+
+    @property
+    def cause_now(self) -> str:
+        """The label of what the newest look found, whatever was cured before."""
+        return cause_label(self.look.cause) if self.look else self.cause_label
 
     @property
     def label(self) -> str:
@@ -180,8 +196,13 @@ def diagnosis_due(incident: Incident, *, now: datetime, acted_at: datetime | Non
     Not explained yet, or the last action (ended at `acted_at`) has two windows of new facts behind
     it, or a quarter of the incident's age has passed: the longer it lasts the rarer it is asked,
     so an incident open for days keeps tens of explanations, not thousands. While windows are good,
-    nothing goes on that could be explained.
+    nothing goes on that could be explained; while none is measured, nothing is known that could
+    take back what was.
     """
+    return _look_due(incident, now, acted_at) and blind_of(incident) is None
+
+
+def _look_due(incident: Incident, now: datetime, acted_at: datetime | None) -> bool:
     window_s = settings.TRIMTAB_CONTROL_WINDOW_S
     last = diagnosis_of(incident)
     if last is None:
@@ -192,6 +213,20 @@ def diagnosis_due(incident: Incident, *, now: datetime, acted_at: datetime | Non
         return now >= looks_again_at(acted_at)
     wait_s = max(window_s, (last.made_at - incident.opened_at).total_seconds() / 4)
     return now >= last.made_at + timedelta(seconds=wait_s)
+
+
+def blind_of(incident: Incident) -> Blind | None:
+    """None while the newest window of its scope was measured and something came, or it is over."""
+    if incident.state != Incident.State.OPEN:
+        return None
+    rows = Reading.objects.filter(objective=incident.objective, scope=incident.scope)
+    newest = rows.order_by("-window_end").first()
+    if newest is None or newest.signal == Signal.OK:
+        return None
+    signal = Signal(newest.signal)
+    known = [Signal.OK] if signal == Signal.NO_TRAFFIC else [Signal.OK, Signal.NO_TRAFFIC]
+    last = rows.filter(signal__in=known).order_by("-window_end").first()
+    return Blind(last.window_end if last else incident.bad_since, signal)
 
 
 def looks_again_at(acted_at: datetime) -> datetime:
@@ -237,10 +272,12 @@ def story(incident: Incident) -> Story:
     """What went wrong and, once explained, because of what."""
     diagnosis, newest = explanation_of(incident), diagnosis_of(incident)
     hits = [_hit(each) for each in (incident, *incident.parts.all())]
+    blind = blind_of(incident)
+    what = _what(incident, hits, blind)
     if diagnosis is None or newest is None:
-        return Story(what=_what(incident, hits), hits=hits, numbers=_numbers(incident))
+        return Story(what=what, hits=hits, numbers=_numbers(incident), blind=blind)
     return Story(
-        what=_what(incident, hits),
+        what=what,
         because=diagnosis.because,
         cause=diagnosis.cause,
         cause_label=cause_label(diagnosis.cause),
@@ -251,6 +288,7 @@ def story(incident: Incident) -> Story:
         numbers=_numbers(incident) | diagnosis.facts,
         diagnosis=diagnosis,
         look=newest if newest != diagnosis and incident.state == Incident.State.OPEN else None,
+        blind=blind,
     )
 
 
@@ -286,7 +324,7 @@ def _incidents(tenant: Tenant) -> QuerySet[Incident]:
     return rows.prefetch_related("diagnoses", parts)
 
 
-def _what(incident: Incident, hits: Sequence[Hit]) -> str:
+def _what(incident: Incident, hits: Sequence[Hit], blind: Blind | None) -> str:
     since = timezone.localtime(incident.bad_since)
     what = _(
         "%(bad)s of %(total)s %(counted)s missed “%(objective)s” on %(scope)s since %(since)s"
@@ -305,6 +343,12 @@ def _what(incident: Incident, hits: Sequence[Hit]) -> str:
             "counted": _(hit.incident.objective.unit.word(hit.total)),
             "objective": hit.objective,
         }
+    if blind is not None:
+        what += (
+            _("; no requests came there since %(since)s")
+            if blind.signal == Signal.NO_TRAFFIC
+            else _("; nothing was measured there since %(since)s")
+        ) % {"since": f"{timezone.localtime(blind.since):%H:%M:%S}"}
     return f"{what}, {_(incident.lapsed)}" if incident.lapsed else what
 
 

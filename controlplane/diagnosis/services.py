@@ -23,7 +23,7 @@ from controlplane.diagnosis.cause import UNKNOWN, Finding, causes
 from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
 from controlplane.diagnosis.ranking import Ranking, rank
 from controlplane.diagnosis.scene import Scene
-from controlplane.diagnosis.selectors import leads
+from controlplane.diagnosis.selectors import diagnosis_of, leads
 from controlplane.diagnosis.staging import overlapping, scene_of
 from slo.budget import Counts, window_is_bad
 from slo.judging import REJUDGE_WINDOWS, settle_s
@@ -115,10 +115,11 @@ def incident_explain(*, incident: Incident, reader: Reader, now: datetime) -> Di
 
     Then it is known whether another incident tells the same story; if so this one joins it.
     `unknown` when none reaches its bar. None when there is nothing to act on here: no window of the
-    incident has been read, or it is part of another one's story, which is acted on instead.
+    incident has been read, its engine was not measured in the newest, so that what was found before
+    stands, or it is part of another one's story, which is acted on instead.
     """
     scene = scene_of(incident=incident, reader=reader, now=now)
-    if scene is None:
+    if scene is None or _unseen(incident, scene):
         return None
     ranking = rank([cause.examine(scene) for cause in causes().values()])
     example = _example_trace(scene)
@@ -138,6 +139,19 @@ def incident_explain(*, incident: Incident, reader: Reader, now: datetime) -> Di
     getattr(incident, "_prefetched_objects_cache", {}).pop("diagnoses", None)
     incident_join(incident=incident, diagnosis=diagnosis)
     return diagnosis if leads(incident, now=now) else None
+
+
+def _unseen(incident: Incident, scene: Scene) -> bool:
+    """Whether nothing is known of the engine now that was known of it before, which is noted.
+
+    Requests may be heard of all the same: their spans need no agent.
+    """
+    before, seen = diagnosis_of(incident), scene.measured_until
+    if before is None or seen is None or seen >= scene.incident.ends()[-1]:
+        return False
+    told = f"nothing was measured of {scene.engine.name} since {seen:%H:%M:%S} UTC"
+    diagnosis_note(diagnosis=before, no_action=f"{told}, so nothing is changed")
+    return True
 
 
 def incident_join(*, incident: Incident, diagnosis: Diagnosis) -> None:

@@ -11,6 +11,8 @@ from django.db.models import Q
 
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.scene import (
+    METRIC_OF,
+    RUNNING,
     STEPS_PER_WINDOW,
     Change,
     EngineFacts,
@@ -28,6 +30,36 @@ OVERLAPPING_MAX = 20
 HAND_WINDOWS = 4  # a change by hand so shortly before the onset may be why
 REFERENCE_WINDOWS_MAX = 20
 REFERENCE_WINDOWS_MIN = 4  # of fewer good ones between two runs of bad ones, those before both
+# What causes read of an engine, which is read at once. Others are asked of the store one by one.
+METRICS = (
+    *METRIC_OF.values(),
+    RUNNING,
+    "vllm:num_requests_waiting",
+    "vllm:num_preemptions_total",
+    "vllm:kv_cache_usage_perc",
+    "vllm:request_queue_time_seconds",
+    "vllm:request_prefill_time_seconds",
+    "vllm:request_prompt_tokens",
+    "vllm:request_generation_tokens",
+    "vllm:request_success_total",
+    "vllm:admission_rejections_total",
+    "vllm:iteration_tokens_total",
+    "engine:busy_seconds_total",
+    "engine:config_changes_total",
+    "engine:forward_cpu_seconds_total",
+    "engine:forward_seconds_total",
+    "engine:graph_misses_total",
+    "engine:graph_steps_total",
+    "engine:knob",
+    "engine:kv_blocks",
+    "engine:requests_failed_total",
+    "engine:requests_received_total",
+    "engine:requests_shed_total",
+    "engine:step_decode_tokens_total",
+    "engine:step_prefill_tokens_total",
+    "engine:step_seconds",
+    "engine:steps_total",
+)
 
 
 def engine_of(incident: Incident) -> Engine | None:
@@ -89,7 +121,10 @@ def scene_of(*, incident: Incident, reader: Reader, now: datetime) -> Scene | No
     ]
     past, onset = before(incident, min([incident.run_since, *others]), window)
     recent = Grid(max(past, end - 2 * INCIDENT_WINDOWS_MAX * window), end, newest.window_s)
-    reader = reader.ahead(recent, where=engine.where)
+    if past < recent.start:
+        long_ago = Grid(past, onset, newest.window_s)
+        reader = reader.ahead(long_ago, where=engine.where, metrics=METRICS)
+    reader = reader.ahead(recent, where=engine.where, metrics=METRICS)
     changes = changes_of(reader, engine, recent)
     start = max(incident.run_since, end - INCIDENT_WINDOWS_MAX * window)
     if changes:

@@ -27,6 +27,7 @@ T_MIN = 2.0  # so many standard errors tell a number apart from noise
 POINTS_MIN = 8  # three coefficients want more than three points
 BACK_POINTS_MIN = 5  # of an incident's first windows, to be drawn back to the windows before
 STEPS_MIN = 5  # a point of fewer steps is noise
+STARVED_MAX = 0.5  # with less of the CPU it got before, the model takes twice as long for that
 EAGER_GREW_MAX = 0.1  # more of the steps run without a captured graph than before: that slows them
 
 STEP_TIME = "engine:step_seconds"
@@ -35,6 +36,9 @@ PREFILL = "engine:step_prefill_tokens_total"
 DECODE = "engine:step_decode_tokens_total"
 GRAPH_STEPS = "engine:graph_steps_total"
 GRAPH_MISSES = "engine:graph_misses_total"
+FORWARD = "engine:forward_seconds_total"
+FORWARD_CPU = "engine:forward_cpu_seconds_total"
+GPU_CLOCK = "gpu:sm_clock_hertz"
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,33 @@ def eager_share(scene: Scene) -> Track:
     return Track(share(True), share(False))
 
 
+def graph_lost(scene: Scene) -> bool:
+    """Whether steps that replayed a graph run without one now: their fixed part has grown."""
+    share = eager_share(scene)
+    return (share.value or 0.0) - (share.before or 0.0) > EAGER_GREW_MAX
+
+
+def cpu_share(scene: Scene) -> Track:
+    """CPU seconds the model gets in a second that it runs; None where that is not counted."""
+    wall, cpu = scene.rate(FORWARD), scene.rate(FORWARD_CPU)
+
+    def share(got: float | None, ran: float | None) -> float | None:
+        return None if got is None or not ran else got / ran
+
+    return Track(share(cpu.before, wall.before), share(cpu.value, wall.value))
+
+
+def starved(scene: Scene) -> bool:
+    """Whether others have taken the CPU from the model, which no batch does, however large.
+
+    Not told where a GPU is read: the CPU may be waiting for that.
+    """
+    share = cpu_share(scene)
+    if share.value is None or not share.before or scene.node_gauge(GPU_CLOCK).value is not None:
+        return False
+    return share.value < STARVED_MAX * share.before
+
+
 def points(scene: Scene, *, reference: bool = False) -> Matrix:
     """Rows of (seconds, prompt tokens, decode tokens) per step; shape (points, 3)."""
     columns = [
@@ -143,7 +174,7 @@ def _step_time(scene: Scene) -> StepTime | None:
         p=p,
         d=d,
         slower=slower,
-        slower_max=_bar(1.0 if _comparable(scene, old, new) else _stretch(scene, old, new)),
+        slower_max=_bar(1.0 if starved(scene) else _stretch(scene, old, new)),
         fixed=fixed,
     )
 
@@ -221,11 +252,15 @@ def _excess(fit: Fit, fitted: Matrix, rows: Matrix) -> float | None:
 
 
 def _stretch(scene: Scene, old: Matrix, new: Matrix) -> float:
-    """How far beyond what was seen before the incident's steps and requests lie, 1 or more."""
-    if not len(old):
-        return 1.0
+    """How far beyond what was seen before the incident's steps and requests lie, 1 or more.
+
+    However few longer requests run, each costs more.
+    """
+    length = longer(scene)
+    if not len(old) or _comparable(scene, old, new):
+        return length if length >= GREW_MIN else 1.0
     seen, now = old[:, 1:].max(axis=0), new[:, 1:].mean(axis=0)
-    return float(max(1.0, longer(scene), *(now / np.maximum(seen, 1e-9))))
+    return float(max(1.0, length, *(now / np.maximum(seen, 1e-9))))
 
 
 def nonnegative_least_squares(design: Matrix, target: Vector) -> Vector:

@@ -70,8 +70,8 @@ def story_lines(tenant: Tenant, now: datetime) -> list[StoryLine]:
 
 
 def lines_of(incidents: Sequence[Incident]) -> list[StoryLine]:
-    """The story of each incident; three queries for all of them together, and one for each that is
-    open after a kept change."""
+    """The story of each incident; three queries for all of them together, one for each that is
+    open, and one more after a kept change."""
     actions = Action.objects.select_related("engine").order_by("created_at")
     deliveries = Delivery.objects.select_related("channel").order_by("created_at")
     prefetch_related_objects(

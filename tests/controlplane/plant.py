@@ -4,9 +4,10 @@ It stands at the seam of tracing's Reader: continuous batching with chunked pref
 and a paged KV pool that grows with the tokens and sends the latest request back, to be computed
 again, when it is short. A step takes
 
-    a + b · prompt tokens + c · running requests + q · running requests² + k · attended
+    a + b · prompt tokens + c · running requests + q · running requests² + k · attended + h · held
 
-of CPU, where `attended` are the tokens before each prompt token that is computed, plus `eager_s`
+of CPU, where `attended` are the tokens before each prompt token that is computed, and `held` those
+of the requests that decode, plus `eager_s`
 when no captured graph runs it (none does a prompt), and `slow` times that where others use the CPU
 too; `between` goes by before the next. Seeded, so a test tells the same story every time. A fault
 is a change of mechanics (`slow`, `captured`, `kv_tokens`, `rate`, `apply`), never of a number
@@ -86,6 +87,7 @@ class Plant:
     c: float = 0.0003
     q: float = 0.0
     k: float = 0.0
+    h: float = 0.0
     between: float = 0.0
     eager_s: float = 0.002
     slow: float = 1.0
@@ -202,7 +204,8 @@ class Plant:
             return 0.0
         prefill = sum(chunks[id(r)] for r in computing)
         attended = sum(n * (r.computed + n / 2) for r in computing for n in [chunks[id(r)]])
-        took = self._took(prefill, len(decoding), attended)
+        held = sum(r.computed for r in decoding)
+        took = self._took(prefill, len(decoding), self.k * attended + self.h * held)
         self._count_step(took, prefill, len(decoding))
         for request in decoding:
             request.computed += 1
@@ -253,7 +256,7 @@ class Plant:
         self.used -= request.blocks
         request.blocks = request.computed = 0
 
-    def _took(self, prefill: int, decode: int, attended: float) -> float:
+    def _took(self, prefill: int, decode: int, attention_s: float) -> float:
         """Graphs are captured for decode steps of up to `graph_seqs_max` requests."""
         graph = self.values["graph_capture"] == "on" and self.captured
         if graph and (prefill or decode > self.graph_seqs_max):
@@ -262,7 +265,7 @@ class Plant:
             self.labelled["engine:graph_misses_total", "reason", reason] += 1
         self.labelled["engine:graph_steps_total", "mode", "graph" if graph else "eager"] += 1
         fixed = self.a + (0.0 if graph else self.eager_s)
-        cpu = fixed + self.b * prefill + self.c * decode + self.q * decode**2 + self.k * attended
+        cpu = fixed + self.b * prefill + self.c * decode + self.q * decode**2 + attention_s
         cpu *= self.random.uniform(0.95, 1.05)
         self.counters["engine:forward_cpu_seconds_total"] += cpu
         self.counters["engine:forward_seconds_total"] += cpu * self.slow

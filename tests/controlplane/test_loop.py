@@ -308,6 +308,25 @@ def test_people_are_told_though_the_explanation_fails(tmp_path: Path) -> None:
     assert "because" not in text
 
 
+def test_an_explanation_outlives_the_silence_of_the_agent(tmp_path: Path) -> None:
+    house = House(tmp_path, Plant())
+    house.objective("ttft", TTFT, 500, 0.95)
+    policy_set(tenant=house.tenant, actor="ada", now=house.plant.now, values={"mode": "observe"})
+    Channel.objects.update(remind_minutes=2)
+    house.run(QUIET_S)
+    house.plant.rate = 36.0
+    while not Delivery.objects.exists():
+        house.run(5)
+    Delivery.objects.update(state=Delivery.State.SENT)
+    house.plant.silent = True
+    house.run(360)
+    assert {d.cause for d in _diagnoses()} == {"running_cap_too_small"}, house.outcome()
+    reminded = Delivery.objects.filter(event=Delivery.Event.REMINDED).latest("created_at").message
+    assert reminded["title"].startswith("Still open after ")
+    assert "; nothing was measured there since 00:0" in reminded["title"]
+    assert "waited behind a cap of 8 running" in reminded["text"]
+
+
 def test_a_tenant_in_trouble_does_not_stop_the_others(tmp_path: Path) -> None:
     house = House(tmp_path, Plant())
     house.objective("ttft", TTFT, 500, 0.95)

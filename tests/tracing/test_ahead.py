@@ -130,6 +130,23 @@ def test_some_metrics_are_read_ahead_and_the_others_asked_for(
     assert answers(reader, grid, ONE) == expected
 
 
+def test_a_look_goes_on_from_the_one_before(plain: StoreReader, counted: Counted) -> None:
+    """Who holds now against long ago reads both, and not what lies between."""
+    then, now = Grid(at(30), at(90), 15), Grid(at(500), at(600), 15)
+    reader = plain.ahead(then, where=ONE).ahead(now, where=ONE)
+    expected, asked = [answers(plain, grid, ONE) for grid in (then, now)], counted.asked
+    assert [answers(reader, grid, ONE) for grid in (then, now)] == expected
+    assert counted.asked == asked
+
+
+def test_of_what_is_not_there_no_samples_are_asked(plain: StoreReader, counted: Counted) -> None:
+    grid, asked = Grid(at(0), at(600), 15), counted.asked
+    assert plain.gauge("absent", grid, where=ONE) == []
+    assert plain.increase("absent", grid, where=ONE) == []
+    assert plain.histogram("absent", grid, where=ONE) == []
+    assert counted.asked == asked + 3
+
+
 def test_the_same_look_is_taken_once(plain: StoreReader) -> None:
     grid = Grid(at(300), at(600), 15)
     assert plain.ahead(grid, where=ONE) is plain.ahead(grid, where=dict(ONE))

@@ -21,6 +21,7 @@ from controlplane.diagnosis.cause import (
     Track,
     Wish,
     gettext_noop,
+    graph_lost,
     measured,
     ms,
     score,
@@ -40,7 +41,6 @@ AIM = 0.9  # aim a little below the objective's threshold
 # Lower with prompts: the last tokens of a long one take longer than the mean, and short ones become
 # no smaller than they are. Played, a chunk that was to end at 0.9 left three quarters and more.
 PROMPT_AIM = 0.8
-REACH = 0.25  # of a knob's value: no action takes it farther down, two rungs of half each
 LONGEST = 0.99  # of the prompts are no longer than the one that is reckoned with
 STEPS_MIN = 5  # fewer steps say nothing
 
@@ -219,7 +219,7 @@ def _remedy(scene: Scene, long: Long | None) -> tuple[tuple[Wish, ...], str]:
 
 
 def _smaller_prefill(scene: Scene, long: Long) -> tuple[tuple[Wish, ...], str]:
-    """What one action reaches; the budget first, which no number of prompts in a step exceeds.
+    """The budget first, which no number of prompts in a step exceeds; either the whole way.
 
     A prompt takes as many more steps as its share of each is smaller, and each that still is too
     long gives every running request a gap that is: half the way does harm.
@@ -228,15 +228,7 @@ def _smaller_prefill(scene: Scene, long: Long) -> tuple[tuple[Wish, ...], str]:
     if room <= 0:
         return (), f"a step without any prompt token would still take {ms(long.plain_s)}"
     wishes = (*_smaller_budget(scene, long, room), *_smaller_chunk(scene, long, room))
-    if not wishes:
-        return (), "the engine has no knob for the prompt tokens of a step"
-    near = tuple(w for w in wishes if float(w.to) >= REACH * (scene.engine.number(w.knob) or 0.0))
-    wanted = " or ".join(f"{wish.knob} at {wish.to:.0f} at most" for wish in wishes)
-    no_remedy = (
-        f"it takes {wanted}, farther than one change may go, and going part of the way would only "
-        f"make more steps that are longer than {ms(long.threshold_s)}"
-    )
-    return near, "" if near else no_remedy
+    return wishes, "" if wishes else "the engine has no knob for the prompt tokens of a step"
 
 
 def _smaller_budget(scene: Scene, long: Long, room: float) -> tuple[Wish, ...]:
@@ -245,7 +237,7 @@ def _smaller_budget(scene: Scene, long: Long, room: float) -> tuple[Wish, ...]:
     fits = long.running + room / long.token_s
     why = f"a step of {fits:.0f} tokens takes {ms(PROMPT_AIM * long.threshold_s)}"
     # A budget below the running requests would starve decode.
-    return (Wish(BUDGET, fits, why, limit=long.running),)
+    return (Wish(BUDGET, fits, why, limit=long.running, whole=True),)
 
 
 def _smaller_chunk(scene: Scene, long: Long, room: float) -> tuple[Wish, ...]:
@@ -260,7 +252,7 @@ def _smaller_chunk(scene: Scene, long: Long, room: float) -> tuple[Wish, ...]:
     most = long.prefill_s / long.token_s if long.token_s else math.inf
     share = min(1.0, room / long.prefill_s)
     why = f"a step with {share:.0%} of the prompt tokens takes {ms(PROMPT_AIM * long.threshold_s)}"
-    return (Wish(CHUNK, share * min(chunk, most, longest or math.inf), why),)
+    return (Wish(CHUNK, share * min(chunk, most, longest or math.inf), why, whole=True),)
 
 
 def _because(scene: Scene, long: Long | None) -> str:
@@ -290,7 +282,7 @@ def _long(scene: Scene) -> Long | None:
     speed = 1 - (step.slower or 0.0) if step and step.is_slower else 1.0
     long, long_gaps = steps.above(threshold), gaps.above(threshold)
     heavy = _within(steps, 1 - HEAVY * long / steps.count) * speed
-    before = scene.histogram(STEP_TIME, reference=True)
+    before = None if graph_lost(scene) else scene.histogram(STEP_TIME, reference=True)
     light = [(steps.bound(LIGHT) or heavy) * speed, (before and before.bound(LIGHT)) or heavy]
     least = min(heavy, *light)
     prefill = _prefill_s(scene, heavy, least, speed)

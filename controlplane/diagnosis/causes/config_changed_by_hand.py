@@ -14,9 +14,10 @@ from controlplane.diagnosis.cause import (
     GRAPH_STEPS,
     KV_USED,
     PREEMPTIONS,
+    PREFILL_TIME,
     QUEUE_TIME,
-    REJECTED,
     RUNNING,
+    SHED,
     STEP_TIME,
     WAITING,
     Change,
@@ -25,9 +26,11 @@ from controlplane.diagnosis.cause import (
     Scene,
     Track,
     Wish,
+    attributed,
     counts_requests,
     eager_share,
     gettext_noop,
+    held_grew,
     measured,
     ms,
     score,
@@ -44,7 +47,6 @@ EFFECT_MIN = 1.25  # what the setting moves, now over before
 CHANGES = "engine:config_changes_total"
 PROMPT = "vllm:request_prompt_tokens"
 STEP_TOKENS = "vllm:iteration_tokens_total"
-PREFILL_TIME = "vllm:request_prefill_time_seconds"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Effect:
     """What a change of a setting would be seen in: a metric and how to read it."""
 
     metric: str
-    how: str  # mean or heavy of a histogram, level, rate, or eager: the share of steps
+    how: str  # mean or heavy of a histogram, level, rate, held by each, eager: the share of steps
     unit: str
     word: str
 
@@ -67,19 +69,19 @@ STEP_HEAVY = Effect(STEP_TIME, "heavy", "s", "the 99th percentile of a step's ti
 QUEUE = Effect(QUEUE_TIME, "mean", "s", "the mean time in the queue")
 PREFILL = Effect(PREFILL_TIME, "mean", "s", "the mean time of a prompt")
 SENT_BACK = Effect(PREEMPTIONS, "rate", "1/s", "preemptions a second")
-KV = Effect(KV_USED, "level", "share", "the use of the KV cache")
+HELD = Effect(KV_USED, "held", "share", "the share of the KV cache a running request holds")
 WAIT = Effect(WAITING, "level", "requests", "the requests waiting")
 
 # Setting and direction → what shows its harm, and the causes that are then its consequence.
 EFFECTS: dict[tuple[str, str], tuple[tuple[Effect, ...], tuple[str, ...]]] = {
     ("max_num_seqs", "down"): ((WAIT, QUEUE), ("running_cap_too_small",)),
-    ("max_num_seqs", "up"): ((STEP_MEAN, KV, SENT_BACK), ("batch_too_large", "kv_pool_exhausted")),
+    ("max_num_seqs", "up"): ((STEP_MEAN, SENT_BACK), ("batch_too_large", "kv_pool_exhausted")),
     ("max_num_batched_tokens", "up"): ((STEP_HEAVY,), ("batch_too_large",)),
     ("max_num_batched_tokens", "down"): ((PREFILL, QUEUE), ()),
     ("prefill_chunk_tokens", "up"): ((STEP_HEAVY,), ("batch_too_large",)),
     ("prefill_chunk_tokens", "down"): ((PREFILL, QUEUE), ()),
     ("max_wait_ms", "up"): ((QUEUE,), ()),
-    ("kv_block_size", "up"): ((KV, SENT_BACK), ("kv_pool_exhausted",)),
+    ("kv_block_size", "up"): ((HELD,), ("kv_pool_exhausted",)),
     ("graph_capture", "down"): (
         (
             Effect(
@@ -92,7 +94,7 @@ EFFECTS: dict[tuple[str, str], tuple[tuple[Effect, ...], tuple[str, ...]]] = {
         ("graph_capture_lost", "slow_host"),
     ),
     ("shed_below_priority", "up"): (
-        (Effect(REJECTED, "rate", "1/s", "requests turned away a second"),),
+        (Effect(SHED, "rate", "1/s", "requests turned away by their priority a second"),),
         ("shed_by_priority",),
     ),
 }
@@ -111,12 +113,13 @@ class ConfigChangedByHand:
 
     def examine(self, scene: Scene) -> Finding:
         seen = [(change, _strongest(scene, change)) for change in _near(scene)]
-        change, effect = max(seen, key=_grown, default=(None, None))
+        change, effect = max(seen, key=lambda one: _blame(scene, one), default=(None, None))
         evidence = (
             counts_requests(scene),
             _changed_fact(scene, change),
             _in_force_fact(scene, change),
             _effect_fact(change, effect),
+            *attributed(scene, change),
             traffic_fact(scene, grew=False),
         )
         facts = {}
@@ -184,6 +187,11 @@ def _grown(seen: tuple[Change, Seen | None]) -> float:
     return now / before if before > 0 else (float("inf") if now > 0 else 0.0)
 
 
+def _blame(scene: Scene, seen: tuple[Change, Seen | None]) -> tuple[bool, float]:
+    """Of several changes, one that does enough by itself before one whose effect is greater."""
+    return all(fact.supports for fact in attributed(scene, seen[0])), _grown(seen)
+
+
 def _strongest(scene: Scene, change: Change) -> Seen | None:
     """The effect of the change that has grown most; None where nothing is known to show it."""
     if not _reached(scene, change):
@@ -212,6 +220,8 @@ def _track(scene: Scene, effect: Effect) -> Track:
         return scene.rate(effect.metric)
     if effect.how == "eager":
         return eager_share(scene)
+    if effect.how == "held":
+        return _held(scene)
     track = scene.means(effect.metric)
     if effect.how == "heavy":
         old, new = (scene.histogram(effect.metric, reference=r) for r in (True, False))
@@ -223,6 +233,15 @@ def _track(scene: Scene, effect: Effect) -> Track:
         # What no token explains is not what a batch's setting does.
         track = Track(track.before, track.value * (1 - (step.slower or 0.0)), track.points)
     return track
+
+
+def _held(scene: Scene) -> Track:
+    """Of a pool as large as before: what has become of it is not the setting's doing."""
+    used, running, grew = scene.gauge(KV_USED), scene.gauge(RUNNING), held_grew(scene)
+    if grew is None or not used.before or not running.before:
+        return Track(None, None)
+    each = used.before / running.before
+    return Track(each, each * grew, used.points)
 
 
 def _changed_fact(scene: Scene, change: Change | None) -> Fact:

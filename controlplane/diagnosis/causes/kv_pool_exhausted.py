@@ -17,6 +17,7 @@ from controlplane.diagnosis.cause import (
     INFEASIBLE,
     KV_BLOCKS,
     KV_USED,
+    POOL_SHRANK_MAX,
     PREEMPTIONS,
     RUNNING,
     WAITING,
@@ -33,6 +34,7 @@ from controlplane.diagnosis.cause import (
     lengths,
     mean,
     measured,
+    pool_grew,
     score,
     several,
     shed_wishes,
@@ -44,6 +46,7 @@ BLOCK = "kv_block_size"
 STEPS = "engine:steps_total"
 FULL_MIN = 0.9  # used at the fullest moment
 GREW = 2.0  # preemptions a second, now over before
+HARMED_MIN = 0.5  # of what is missed: those sent back, each with all who run
 BLOCKED_MIN = 0.5  # of the looks with a queue: memory, not the cap, keeps them waiting
 LOOKS_MIN = 2  # one look at a queue may be chance
 AIM = 0.9  # of the pool: requests grow while they run
@@ -82,12 +85,14 @@ class KvPoolExhausted:
     def examine(self, scene: Scene) -> Finding:
         used, kept = scene.gauge(KV_USED, over="max"), _kept(scene)
         preempted, blocked = scene.rate(PREEMPTIONS), _blocked(scene)
-        preempts = _grows(preempted)
+        preempts = _grows(scene, preempted)
+        # A gap between tokens begins after the wait.
+        waits = scene.objective.measures != "tpot" and (blocked or 0.0) >= BLOCKED_MIN
         pool = _pool(scene)
         evidence = (
             counts_requests(scene),
             _full_fact(used, kept),
-            _preempted_fact(scene, preempted, required=blocked is None or blocked < BLOCKED_MIN),
+            _preempted_fact(scene, preempted, required=not waits),
             _blocked_fact(blocked, required=not preempts),
             *_shrank_fact(scene),
             beyond_fact(scene, wanted=False),
@@ -121,10 +126,17 @@ class KvPoolExhausted:
         )
 
 
-def _grows(preempted: Track) -> bool:
-    return bool(preempted.value) and (
-        preempted.before is None or (preempted.value or 0.0) >= GREW * preempted.before
-    )
+def _grows(scene: Scene, preempted: Track) -> bool:
+    return bool(preempted.value) and (preempted.value or 0.0) >= _bar_per_s(scene, preempted)
+
+
+def _bar_per_s(scene: Scene, preempted: Track) -> float:
+    """So many sent back a second that it is new, and no trifle: computing one again holds up those
+    who run as well, and together they are a good part of what is missed."""
+    late, running = scene.late(), scene.gauge(RUNNING).value
+    seconds = scene.incident.count * scene.window_s
+    trifle = HARMED_MIN * (late or 0.0) / max(1.0, running or 0.0) / seconds
+    return max(GREW * (preempted.before or 0.0), trifle)
 
 
 def _kept(scene: Scene) -> float:
@@ -169,11 +181,11 @@ def _preempted_fact(scene: Scene, preempted: Track, *, required: bool) -> Fact:
         )
     return measured(
         text,
-        _grows(preempted),
+        _grows(scene, preempted),
         track=preempted,
         metric=PREEMPTIONS,
         unit="1/s",
-        threshold=GREW * (preempted.before or 0.0),
+        threshold=_bar_per_s(scene, preempted),
         required=required,
         weight=2,
     )
@@ -212,8 +224,8 @@ def _blocked_fact(blocked: float | None, *, required: bool) -> Fact:
 
 def _shrank_fact(scene: Scene) -> tuple[Fact, ...]:
     """Speaks only where the pool has become smaller: it is full at the same load then."""
-    blocks = scene.gauge(KV_BLOCKS)
-    if blocks.value is None or blocks.before is None or blocks.value >= 0.99 * blocks.before:
+    blocks, pool = scene.gauge(KV_BLOCKS), pool_grew(scene)
+    if blocks.value is None or blocks.before is None or pool is None or pool >= POOL_SHRANK_MAX:
         return ()
     return (
         measured(

@@ -20,6 +20,7 @@ from controlplane.diagnosis.cause import (
     Scene,
     Wish,
     arrivals,
+    arrivals_now,
     beyond_fact,
     ceiling_per_s,
     counts_requests,
@@ -39,6 +40,7 @@ from controlplane.diagnosis.cause import (
 
 BUSY_MIN = 0.5  # of the time that someone waits the engine is in a step: it does what it can
 QUEUE_MIN = 1.0  # a queue shorter than this is none
+OVER = "the crowd is over, and the queue it left goes down by itself"
 
 FINISHED = "vllm:request_success_total"
 
@@ -57,10 +59,13 @@ class LoadBeyondCapacity:
             traffic_fact(scene, grew=True, required=True),
             slower_fact(scene, wanted=False, required=False, weight=0.5),
         )
-        capacity, load = ceiling_per_s(scene), arrivals(scene).value
+        capacity, load, now = ceiling_per_s(scene), arrivals(scene).value, arrivals_now(scene)
         remedy: tuple[Wish, ...] = ()
         no_remedy, more = "what the engine could serve is not known", 0
-        if capacity:
+        over = capacity is not None and now is not None and now < capacity
+        if over:
+            no_remedy = f"{now:.3g} requests arrive a second by now, which it serves: {OVER}"
+        elif capacity:
             remedy, why_not = shed_wishes(scene, capacity)
             more = engines_more(scene, capacity)
             no_remedy = f"no setting serves this load and {why_not}{_ask(scene, more)}"
@@ -79,7 +84,7 @@ class LoadBeyondCapacity:
             evidence,
             remedy,
             no_remedy,
-            verdict=INFEASIBLE,
+            verdict="" if over else INFEASIBLE,
             explains=("running_cap_too_small", "kv_pool_exhausted", "batch_too_large"),
         )
 

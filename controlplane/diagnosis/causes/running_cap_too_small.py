@@ -12,7 +12,6 @@ import math
 
 from controlplane.diagnosis.cause import (
     CAP,
-    GREW_MIN,
     KV_USED,
     METRIC_OF,
     PREEMPTIONS,
@@ -28,12 +27,12 @@ from controlplane.diagnosis.cause import (
     Wish,
     arrivals,
     beyond_fact,
-    demand_grew,
     drain_s,
     gettext_noop,
     mean,
     measured,
     percentile,
+    queue_follows,
     score,
     several,
     slower_fact,
@@ -219,10 +218,8 @@ def _preemption_fact(scene: Scene) -> Fact:
 
 
 def _speed_fact(scene: Scene) -> Fact:
-    """A slower engine makes a queue under any cap; it decides unless more arrives as well."""
-    more = demand_grew(scene)
-    required = more is None or more < GREW_MIN
-    return slower_fact(scene, wanted=False, required=required, weight=0.5)
+    """A slower engine makes a queue under any cap; it decides unless that would be there anyway."""
+    return slower_fact(scene, wanted=False, required=queue_follows(scene), weight=0.5)
 
 
 def _remedy(scene: Scene, cap: float | None, kv: Track) -> tuple[tuple[Wish, ...], str]:

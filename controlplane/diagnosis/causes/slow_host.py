@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from controlplane.diagnosis.cause import (
     EAGER_GREW_MAX,
+    FORWARD_CPU,
+    GPU_CLOCK,
     GRAPH_STEPS,
     INFEASIBLE,
     Fact,
     Finding,
     Scene,
-    Track,
     counts_requests,
+    cpu_share,
     eager_share,
     follows_from_slowness,
     gettext_noop,
@@ -40,9 +42,6 @@ SCHEDULING = frozenset(
 CLOCK_FELL_MAX = 0.1  # a GPU clock lower by more is throttled, not the host's doing
 CPU_FELL_MIN = 0.1  # others use the CPU when the model gets so much less of it
 
-FORWARD = "engine:forward_seconds_total"
-FORWARD_CPU = "engine:forward_cpu_seconds_total"
-CLOCK = "gpu:sm_clock_hertz"
 KNOBS = "engine:knob"
 
 
@@ -125,7 +124,7 @@ def _graph_fact(scene: Scene) -> tuple[Fact, ...]:
 
 def _clock_fact(scene: Scene) -> tuple[Fact, ...]:
     """Whether the GPU's clock held; nothing where no GPU is read."""
-    clock = scene.node_gauge(CLOCK)
+    clock = scene.node_gauge(GPU_CLOCK)
     if clock.value is None or not clock.before:
         return ()
     bar = (1 - CLOCK_FELL_MAX) * clock.before
@@ -134,7 +133,7 @@ def _clock_fact(scene: Scene) -> tuple[Fact, ...]:
             f"The GPU's clock is {clock.value / 1e6:.0f} MHz, {clock.before / 1e6:.0f} MHz before",
             clock.value >= bar,
             track=clock,
-            metric=CLOCK,
+            metric=GPU_CLOCK,
             unit="Hz",
             threshold=bar,
             required=True,
@@ -144,15 +143,14 @@ def _clock_fact(scene: Scene) -> tuple[Fact, ...]:
 
 def _cpu_fact(scene: Scene) -> tuple[Fact, ...]:
     """Whether the model gets less CPU for its time; nothing where that is not counted."""
-    wall, cpu = scene.rate(FORWARD), scene.rate(FORWARD_CPU)
-    if not wall.value or not wall.before or cpu.value is None or cpu.before is None:
+    track = cpu_share(scene)
+    if track.value is None or track.before is None:
         return ()
-    track = Track(cpu.before / wall.before, cpu.value / wall.value, ())
-    bar = (1 - CPU_FELL_MIN) * cpu.before / wall.before
+    bar = (1 - CPU_FELL_MIN) * track.before
     return (
         measured(
             f"The model gets {track.value:.0%} of a CPU while it runs, {track.before:.0%} before",
-            track.value is not None and track.value <= bar,
+            track.value <= bar,
             track=track,
             metric=FORWARD_CPU,
             unit="share of a CPU",

@@ -87,6 +87,7 @@ def test_what_goes_on_after_a_kept_change_is_told_once_with_what_the_newest_look
     assert story.tell() == ["stuck"]
     said = Delivery.objects.get(event="stuck").message
     assert said["title"].startswith("Change kept, not enough after ")
+    assert said["cause"] == "cause unknown", "what the change cured is not what goes on"
     assert "Kept max_num_seqs at 128 (was 32) on engine-0: " in said["text"]
     since = f"{story.now(4):%H:%M}"
     assert f"Since {since}" in said["text"]
@@ -139,4 +140,5 @@ def test_what_is_explained_now_says_why_nothing_more_is_tried() -> None:
     assert story.tell() == ["stuck"]
     text = Delivery.objects.get(event="stuck").message["text"]
     assert "The host is slow." in text
+    assert Delivery.objects.get(event="stuck").message["cause"] == "slow host"
     assert text.endswith("requests missed it all the same; no knob helps.")

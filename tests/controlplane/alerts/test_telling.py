@@ -12,11 +12,12 @@ from controlplane.alerts.models import Channel, Delivery, Silence
 from controlplane.alerts.services import silence_create, silence_end
 from controlplane.alerts.telling import incident_tell, incidents_to_tell
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.selectors import Hit, Story
+from controlplane.diagnosis.selectors import Blind, Hit, Story
 from slo.burn import PAIRS
 from slo.models import Objective
 from tests.controlplane.alerts.receiver import NOW
 from tests.controlplane.diagnosis.scenes import TTFT
+from tracing.types import Signal
 
 pytestmark = pytest.mark.django_db
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -86,6 +87,19 @@ def test_it_is_opened_reminded_of_and_resolved(incident: Incident) -> None:
     assert told["text"] == f"{WHAT}. The cap is small. Kept max_num_seqs at 32 (was 8) on engine-0."
     assert told["lasted_s"] == 130 * 60
     assert say(incident, NOW + 200 * MINUTE) == []
+
+
+def test_what_nobody_measures_is_not_said_to_burn(incident: Incident) -> None:
+    blind = Blind(NOW + MINUTE, Signal.STALE)
+    unmeasured = Story(what=WHAT, because="the cap is small", blind=blind)
+    say(incident, NOW)
+    taken()
+    assert say(incident, NOW + 60 * MINUTE, story=unmeasured) == ["reminded"]
+    assert newest()["title"] == f"Still open after 60 minutes: {WHAT}"
+    taken()
+    undone = NOW + 61 * MINUTE
+    assert say(incident, undone, story=unmeasured, undone_at=undone) == ["undone"]
+    assert newest()["title"] == f"Change undone, still open after 61 minutes: {WHAT}"
 
 
 def test_an_end_without_a_change_of_ours_says_so(incident: Incident) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
-from controlplane.diagnosis.cause import Finding, causes
+from controlplane.actions.grant import grant
+from controlplane.actions.knob import knobs
+from controlplane.actions.policy import Rules
+from controlplane.diagnosis.cause import Finding, Wish, causes
+from controlplane.fleet.models import Engine
 from tests.controlplane.diagnosis.scenes import GAP, plant, scene, trouble
 from tests.controlplane.plant import GAPS, Plant
 
@@ -36,11 +41,25 @@ def late_share(engine: Plant, **knobs: int) -> float:
     return sum(counts[over:]) / sum(counts)
 
 
-def test_what_only_makes_more_long_steps_is_not_wished_for() -> None:
+def granted(found: Finding, engine: Plant) -> dict[str, Any]:
+    """By knob the value that actions would set, or why it would not."""
+    row = Engine(name="engine-0", values=engine.values, knobs=engine.knobs())
+    return {w.knob: grant(knobs()[w.knob], asdict(w), row, Rules()) for w in found.remedy}
+
+
+def test_what_only_makes_more_long_steps_is_not_granted() -> None:
     """A budget of 512 is as far as one action goes, and a step of 512 tokens still is too long."""
-    found = examine(asked_long())
+    engine = asked_long()
+    found = examine(engine)
     assert found.score >= 0.9
-    assert [wish.knob for wish in found.remedy] == [CHUNK]
+    budget, chunk = granted(found, engine).items()
+    assert budget[0] == BUDGET
+    assert re.fullmatch(
+        r"max_num_batched_tokens is 2048, and 512 is as far as one change goes within \d+ to 8192; "
+        r"it takes \d+, and part of the way would do harm",
+        budget[1],
+    )
+    assert chunk == (CHUNK, 128)
     now = late_share(asked_long())
     assert late_share(asked_long(), **{BUDGET: 512}) > 1.5 * now
     assert late_share(asked_long(), **{CHUNK: 128}) < 0.5 * now
@@ -67,17 +86,22 @@ def test_a_budget_that_full_steps_show_to_be_too_large_is_never_raised() -> None
 
 
 def test_where_no_action_goes_far_enough_it_says_how_far_it_would_have_to_go() -> None:
-    found = examine(asked_long(dear=1.5))
+    engine = asked_long(dear=1.5)
+    found = examine(engine)
     assert found.score >= 0.9
-    assert found.remedy == ()
-    assert re.search(
-        r"it takes max_num_batched_tokens at \d+ at most or prefill_chunk_tokens at \d+ at most, "
-        r"farther than one change may go",
-        found.no_remedy,
-    )
+    assert [wish.knob for wish in found.remedy] == [BUDGET, CHUNK]
+    for refused in granted(found, engine).values():
+        assert re.search(r"it takes \d+, and part of the way would do harm", str(refused))
     now = late_share(asked_long(dear=1.5))
-    for knobs in ({BUDGET: 512}, {CHUNK: 128}):
-        assert late_share(asked_long(dear=1.5), **knobs) > now
+    for as_far in ({BUDGET: 512}, {CHUNK: 128}):
+        assert late_share(asked_long(dear=1.5), **as_far) > now
+
+
+def test_how_far_an_action_goes_is_asked_of_the_ladder() -> None:
+    """Somebody set 2,000: two rungs below are 512, not a quarter of it."""
+    engine = asked_long(**{BUDGET: 2000})
+    wish = Wish(BUDGET, 505.0, "", whole=True)
+    assert not isinstance(granted(replace(examine(engine), remedy=(wish,)), engine)[BUDGET], int)
 
 
 def test_a_chunk_larger_than_the_prompts_is_not_what_makes_steps_long() -> None:
@@ -85,7 +109,7 @@ def test_a_chunk_larger_than_the_prompts_is_not_what_makes_steps_long() -> None:
     found = examine(asked_short())
     assert found.score >= 0.9
     assert "for prompt tokens" in found.because
-    assert found.remedy == ()
+    assert not [value for value in granted(found, asked_short()).values() if isinstance(value, int)]
     now = late_share(asked_short())
     assert late_share(asked_short(), **{CHUNK: 128}) > 0.8 * now
 

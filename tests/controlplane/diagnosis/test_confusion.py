@@ -6,12 +6,15 @@ Other seeds: `python -m pytest tests/controlplane/diagnosis/test_confusion.py` w
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 
-from controlplane.diagnosis.cause import INFEASIBLE, SCORE_MIN, causes
+from controlplane.diagnosis.cause import GPU_CLOCK, INFEASIBLE, SCORE_MIN, causes
 from controlplane.diagnosis.ranking import Ranking
+from controlplane.diagnosis.staging import METRICS
 from tests.controlplane.diagnosis.scenes import (
     ANSWERED,
     FAULTS,
@@ -25,6 +28,7 @@ from tests.controlplane.diagnosis.scenes import (
     trouble_by,
 )
 from tests.controlplane.plant import Plant
+from tests.memory_reader import MemoryReader
 
 SEEDS = range(2)
 by_name = pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
@@ -112,6 +116,25 @@ def test_a_paged_pool_is_never_called_fragmented(fault: Fault) -> None:
         words = [finding.because, finding.no_remedy, *(f.sentence for f in finding.evidence)]
         words += [wish.why for wish in finding.remedy]
         assert not any("fragment" in text.lower() for text in words), finding.cause
+
+
+@by_name
+def test_all_that_causes_read_of_an_engine_is_read_at_once(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[str] = set()
+
+    def recorded(read: Callable[..., Any]) -> Callable[..., Any]:
+        def reading(reader: MemoryReader, metric: str, *rest: Any, **more: Any) -> Any:
+            asked.add(metric)
+            return read(reader, metric, *rest, **more)
+
+        return reading
+
+    for read in ("increase", "gauge", "histogram"):
+        monkeypatch.setattr(MemoryReader, read, recorded(getattr(MemoryReader, read)))
+    examined(run(fault, SEEDS[0])[0], fault.objective)
+    assert asked - {GPU_CLOCK} <= set(METRICS)
 
 
 def test_all_causes_are_in_the_matrix() -> None:
