@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from controlplane.alerts.models import Channel, Delivery, Severity
-from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.models import Episode, Incident
 from controlplane.diagnosis.selectors import Story
 from controlplane.fleet.models import Engine
 from slo.burn import PAIRS
@@ -37,6 +37,7 @@ def compose(
     members: Sequence[Incident],
     story: Story,
     doing: str,
+    earlier: Sequence[str],
     engine: str,
     links: Mapping[str, str],
     stuck_since: datetime | None,
@@ -45,17 +46,16 @@ def compose(
     """The message of `event` about the first incident of a group, the others in `members`."""
     over_at = max((i.closed_at for i in (incident, *members) if i.closed_at), default=None)
     until = over_at if event == Event.RESOLVED and over_at else now
-    lasted = until - incident.bad_since
-    parts = [story.what, story.because, doing]
-    if event == Event.RESOLVED and not doing:
-        parts.append(_("It ended without a change of ours"))
+    run = incident.run
+    alone = _("It ended without a change of ours") if event == Event.RESOLVED else ""
+    parts = [story.what, story.because, doing or alone, *earlier]
     named = {hit.incident.pk for hit in story.hits}
     if unnamed := [member for member in members if member.pk not in named]:
         parts.append(_with_it(unnamed))
     return {
         "event": f"incident.{event.value}",
         "severity": severity_of(incident).value,
-        "title": _title(event, incident, story, lasted),
+        "title": _title(event, incident, story, _lasted(run, until)),
         "text": sentences(*parts),
         "what": sentences(story.what),
         "incident": str(incident.pk),
@@ -77,8 +77,9 @@ def compose(
         "action": doing,
         "actions": dict(links),
         "stuck_since": stamp(stuck_since) if stuck_since else "",
-        "bad_since": stamp(incident.bad_since),
-        "lasted_s": round(lasted.total_seconds()),
+        "bad_since": stamp(run.bad_since),
+        "lasted_s": round((until - run.bad_since).total_seconds()),
+        "unmeasured_s": round(run.unwatched.total_seconds()),
         "at": stamp(now),
     }
 
@@ -161,11 +162,20 @@ def duration(lasted: timedelta) -> str:
     return _("%(days)d d %(hours)d h") % {"days": days, "hours": hours}
 
 
-def _title(event: Event, incident: Incident, story: Story, lasted: timedelta) -> str:
+def _lasted(run: Episode, until: datetime) -> str:
+    """How long it was seen to go on, and how long nobody looked."""
+    seen = duration(until - run.bad_since - run.unwatched)
+    if not run.unwatched:
+        return seen
+    words = _("%(seen)s, and %(unseen)s not measured")
+    return words % {"seen": seen, "unseen": duration(run.unwatched)}
+
+
+def _title(event: Event, incident: Incident, story: Story, lasted: str) -> str:
     where = incident.scope or incident.objective.service
     facts = {
         "title": story.what,
-        "lasted": duration(lasted),
+        "lasted": lasted,
         "what": _("“%(objective)s” on %(where)s")
         % {"objective": incident.objective.name, "where": where},
     }

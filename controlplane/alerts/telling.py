@@ -52,6 +52,7 @@ def incident_tell(
     story: Story,
     now: datetime,
     doing: str = "",
+    earlier: Sequence[str] = (),
     engine: str = "",
     links: Mapping[str, str] | None = None,
     undone_at: datetime | None = None,
@@ -59,7 +60,8 @@ def incident_tell(
 ) -> list[Delivery]:
     """Puts what is due into the outbox, once per channel; returns the new rows.
 
-    `doing` says what is done about it, at the end what was done and what came of it; `links` are
+    `doing` says what is done about it, at the end what was done and what came of it; `earlier` what
+    it had come to before it opened again, in sentences; `links` are
     for what a person may do now, verb → address; `undone_at` is when a change was taken back,
     `stuck_since` when one was kept after which it goes on and nothing more is tried.
 
@@ -101,7 +103,8 @@ def incident_tell(
                 "tenant_id": incident.tenant_id,
                 "message": compose(
                     event, incident=group.head, members=group.members, story=story, doing=doing,
-                    engine=engine, links=links or {}, stuck_since=stuck_since, now=now,
+                    earlier=earlier, engine=engine, links=links or {}, stuck_since=stuck_since,
+                    now=now,
                 ),
                 "state": State.SILENCED if silenced else State.PENDING,
                 "silence": silence if silenced else None,

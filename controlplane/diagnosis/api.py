@@ -75,6 +75,17 @@ class HitShape(Shape):
     unit = serializers.CharField(source="incident.objective.unit.many", help_text=COUNTED)
 
 
+class EpisodeShape(Shape):
+    """One time an incident was open."""
+
+    bad_since = serializers.DateTimeField()
+    opened_at = serializers.DateTimeField()
+    closed_at = serializers.DateTimeField(allow_null=True)
+    bad_events = serializers.FloatField()
+    total_events = serializers.FloatField()
+    unmeasured = serializers.JSONField(help_text="[from, to] of each stretch nobody watched")
+
+
 class IncidentShape(Shape):
     """An incident in words and numbers. Made from {"incident", "told"}."""
 
@@ -85,17 +96,23 @@ class IncidentShape(Shape):
     scope = serializers.CharField(source="incident.scope", help_text="an engine; empty: all")
     state = serializers.ChoiceField(source="incident.state", choices=Incident.State.choices)
     trigger = serializers.CharField(source="incident.trigger")
-    bad_since = serializers.DateTimeField(source="incident.bad_since")
+    bad_since = serializers.DateTimeField(source="incident.bad_since", help_text="the first time")
     opened_at = serializers.DateTimeField(source="incident.opened_at")
     closed_at = serializers.DateTimeField(source="incident.closed_at", allow_null=True)
     reopened = serializers.IntegerField(source="incident.reopened")
-    bad_events = serializers.FloatField(source="incident.bad_events")
+    episodes = EpisodeShape(source="incident.runs", many=True, help_text="oldest first")
+    bad_events = serializers.FloatField(
+        source="incident.bad_events", help_text="of the newest episode, as the words below"
+    )
     total_events = serializers.FloatField(source="incident.total_events")
     unit = serializers.CharField(source="incident.objective.unit.many", help_text=COUNTED)
     example_trace_id = serializers.CharField(source="incident.example_trace_id")
     what = serializers.CharField(source="told.what")
     because = serializers.CharField(source="told.because", help_text="empty until explained")
     cause = serializers.CharField(source="told.cause", help_text="empty until explained")
+    explained_at = serializers.DateTimeField(
+        source="told.diagnosis.made_at", default=None, allow_null=True
+    )
     verdict = serializers.CharField(
         source="told.verdict", help_text="infeasible: no knob can mend it; else empty"
     )
@@ -115,9 +132,6 @@ class IncidentWholeShape(IncidentShape):
     facts = serializers.DictField(source="told.diagnosis.facts", default=dict)
     remedy = serializers.ListField(
         source="told.diagnosis.remedy", default=list, child=serializers.DictField()
-    )
-    explained_at = serializers.DateTimeField(
-        source="told.diagnosis.made_at", default=None, allow_null=True
     )
     window_start = serializers.DateTimeField(
         source="told.diagnosis.window_start", default=None, allow_null=True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -16,9 +16,11 @@ class Incident(models.Model):
     """One thing going wrong for one objective in one scope (an engine's name, or "" for all).
 
     `bad_since` is the start of the first bad control window, `opened_at` when it was seen;
-    `bad_again_since` is the former for the newest reopening. `lapsed` says why an incident was
-    closed without having been seen to end; empty otherwise. `part_of` is the incident of the same
-    engine, time and cause whose story tells of this one too.
+    `bad_again_since` and `opened_again_at` are the same of the newest reopening. The events and
+    `unmeasured` ([from, to] of each longer stretch without a reading) are of the run of windows
+    that began last; those before it are its `episodes`. `lapsed` says why an incident was closed
+    without having been seen to end; empty otherwise. `part_of` is the incident of the same engine,
+    time and cause whose story tells of this one too.
     """
 
     class State(models.TextChoices):
@@ -37,12 +39,14 @@ class Incident(models.Model):
     bad_since = models.DateTimeField()
     bad_again_since = models.DateTimeField(null=True, blank=True)
     opened_at = models.DateTimeField()
+    opened_again_at = models.DateTimeField(null=True, blank=True)
     closed_at = models.DateTimeField(null=True, blank=True)
     lapsed = models.CharField(max_length=100, blank=True)
     reopened = models.PositiveIntegerField(default=0)
     good_windows = models.PositiveSmallIntegerField(default=0)
     bad_events = models.FloatField(default=0)
     total_events = models.FloatField(default=0)
+    unmeasured = models.JSONField(default=list, blank=True)
     example_trace_id = models.CharField(max_length=32, blank=True)
     updated_at = models.DateTimeField(auto_now=True)
 
@@ -60,8 +64,63 @@ class Incident(models.Model):
 
     @property
     def run_since(self) -> datetime:
-        """When the run of bad windows that is open now began."""
+        """When the newest run of bad windows began."""
         return self.bad_again_since or self.bad_since
+
+    @property
+    def run(self) -> Episode:
+        """The newest episode: what goes on, or the last that did."""
+        return Episode(
+            incident=self,
+            bad_since=self.run_since,
+            opened_at=self.opened_again_at or self.opened_at,
+            closed_at=self.closed_at,
+            bad_events=self.bad_events,
+            total_events=self.total_events,
+            unmeasured=self.unmeasured,
+        )
+
+    @property
+    def runs(self) -> list[Episode]:
+        """Every episode, oldest first."""
+        return [*self.episodes.all(), self.run]
+
+
+class Episode(models.Model):
+    """One run of an incident, from its first bad window until it was over.
+
+    A row is written when the incident opens again; the newest is in the incident's own columns.
+    """
+
+    incident = models.ForeignKey(Incident, on_delete=models.CASCADE, related_name="episodes")
+    bad_since = models.DateTimeField()
+    opened_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True, blank=True)
+    bad_events = models.FloatField(default=0)
+    total_events = models.FloatField(default=0)
+    unmeasured = models.JSONField(default=list, blank=True)
+
+    class Meta:
+        ordering = ["opened_at"]
+
+    def __str__(self) -> str:
+        return f"{self.incident} since {self.bad_since:%Y-%m-%d %H:%M:%S}"
+
+    @property
+    def holes(self) -> list[tuple[datetime, datetime]]:
+        """The stretches of it that nobody watched."""
+        return [
+            (datetime.fromisoformat(start), datetime.fromisoformat(end))
+            for start, end in self.unmeasured
+        ]
+
+    @property
+    def unwatched(self) -> timedelta:
+        return sum((end - start for start, end in self.holes), timedelta())
+
+    def lasted(self, now: datetime) -> timedelta:
+        """How long it was seen to go on, until it was over or `now`."""
+        return (self.closed_at or now) - self.bad_since - self.unwatched
 
 
 class Diagnosis(models.Model):

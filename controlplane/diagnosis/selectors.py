@@ -11,12 +11,12 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db.models import Prefetch, Q, QuerySet
-from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis import cause as contract
-from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
+from controlplane.diagnosis.episodes import clock, when
+from controlplane.diagnosis.models import Diagnosis, Episode, Evidence, Incident
 from slo.models import Objective, Reading
 from tracing.types import Signal
 
@@ -174,27 +174,37 @@ def incident_get(tenant: Tenant, incident_id: UUID | str) -> Incident:
 
 
 def diagnosis_of(incident: Incident) -> Diagnosis | None:
-    """The current explanation: the newest."""
-    return next(iter(incident.diagnoses.all()), None)
+    """The current explanation: the newest of what goes on, and of no earlier episode."""
+    return next(iter(diagnoses_in(incident, incident.run)), None)
 
 
-def explanation_of(incident: Incident) -> Diagnosis | None:
-    """The explanation that is told: the newest, unless that is `unknown` and a change was kept.
+def diagnoses_in(incident: Incident, episode: Episode) -> list[Diagnosis]:
+    """The explanations made in one episode, newest first."""
+    end = episode.closed_at
+    return [
+        made
+        for made in incident.diagnoses.all()
+        if episode.opened_at <= made.made_at and (end is None or made.made_at <= end)
+    ]
+
+
+def explanation_of(incident: Incident, episode: Episode | None = None) -> Diagnosis | None:
+    """The explanation that is told of an episode, or the newest: the last one made, unless that is
+    `unknown` and a change was kept.
 
     What is left unexplained after a kept change takes nothing back from what it cured.
     """
-    newest = diagnosis_of(incident)
-    if newest is None or newest.cause != contract.UNKNOWN:
-        return newest
-    lately = (d for d in incident.diagnoses.all() if d.made_at >= incident.run_since)
-    return next((d for d in lately if d.cured), newest)
+    made = diagnoses_in(incident, episode or incident.run)
+    if not made or made[0].cause != contract.UNKNOWN:
+        return made[0] if made else None
+    return next((diagnosis for diagnosis in made if diagnosis.cured), made[0])
 
 
 def diagnosis_due(incident: Incident, *, now: datetime, acted_at: datetime | None = None) -> bool:
     """Whether the incident wants a new explanation.
 
     Not explained yet, or the last action (ended at `acted_at`) has two windows of new facts behind
-    it, or a quarter of the incident's age has passed: the longer it lasts the rarer it is asked,
+    it, or a quarter of its episode's age has passed: the longer it lasts the rarer it is asked,
     so an incident open for days keeps tens of explanations, not thousands. While windows are good,
     nothing goes on that could be explained; while none is measured, nothing is known that could
     take back what was.
@@ -211,7 +221,7 @@ def _look_due(incident: Incident, now: datetime, acted_at: datetime | None) -> b
         return False
     if acted_at is not None and acted_at > last.made_at:
         return now >= looks_again_at(acted_at)
-    wait_s = max(window_s, (last.made_at - incident.opened_at).total_seconds() / 4)
+    wait_s = max(window_s, (last.made_at - incident.run.opened_at).total_seconds() / 4)
     return now >= last.made_at + timedelta(seconds=wait_s)
 
 
@@ -252,7 +262,7 @@ def story_due(incident: Incident, *, now: datetime) -> bool:
     if not leads(incident, now=now):
         return False
     wait = timedelta(seconds=2 * settings.TRIMTAB_CONTROL_WINDOW_S)
-    return diagnosis_of(incident) is not None or now > incident.opened_at + wait
+    return diagnosis_of(incident) is not None or now > incident.run.opened_at + wait
 
 
 def advice(unexplained: Diagnosis) -> str:
@@ -321,20 +331,17 @@ def _hit(incident: Incident) -> Hit:
 def _incidents(tenant: Tenant) -> QuerySet[Incident]:
     parts = Prefetch("parts", Incident.objects.select_related("objective").order_by("opened_at"))
     rows = Incident.objects.filter(tenant=tenant).select_related("objective", "tenant", "part_of")
-    return rows.prefetch_related("diagnoses", parts)
+    return rows.prefetch_related("diagnoses", "episodes", parts)
 
 
 def _what(incident: Incident, hits: Sequence[Hit], blind: Blind | None) -> str:
-    since = timezone.localtime(incident.bad_since)
-    what = _(
-        "%(bad)s of %(total)s %(counted)s missed “%(objective)s” on %(scope)s since %(since)s"
-    ) % {
+    what = _("%(bad)s of %(total)s %(counted)s missed “%(objective)s” on %(scope)s %(when)s") % {
         "bad": f"{incident.bad_events:,.0f}",
         "total": f"{incident.total_events:,.0f}",
         "counted": _(incident.objective.unit.word(incident.total_events)),
         "objective": incident.objective.name,
         "scope": incident.scope or incident.objective.service,
-        "since": f"{since:%H:%M:%S}",
+        "when": when(incident.run, end_seen=not incident.lapsed),
     }
     for hit in hits[1:]:
         what += _("; %(bad)s of %(total)s %(counted)s missed “%(objective)s”") % {
@@ -348,7 +355,7 @@ def _what(incident: Incident, hits: Sequence[Hit], blind: Blind | None) -> str:
             _("; no requests came there since %(since)s")
             if blind.signal == Signal.NO_TRAFFIC
             else _("; nothing was measured there since %(since)s")
-        ) % {"since": f"{timezone.localtime(blind.since):%H:%M:%S}"}
+        ) % {"since": clock(blind.since)}
     return f"{what}, {_(incident.lapsed)}" if incident.lapsed else what
 
 

@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import IntegrityError, transaction
-from django.db.models import F, Sum
-from django.db.models.functions import Greatest
+from django.db.models import F
 from django.utils.translation import gettext_noop
 
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.cause import UNKNOWN, Finding, causes
+from controlplane.diagnosis.episodes import recount
 from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
 from controlplane.diagnosis.ranking import Ranking, rank
 from controlplane.diagnosis.scene import Scene
@@ -28,6 +28,7 @@ from controlplane.diagnosis.staging import overlapping, scene_of
 from slo.budget import Counts, window_is_bad
 from slo.judging import REJUDGE_WINDOWS, settle_s
 from slo.models import Objective, Reading
+from slo.readings import MEASURED
 from slo.services import Judgement
 from tracing.types import Reader, Signal
 
@@ -295,7 +296,7 @@ def _measured_since(incident: Incident, at: datetime) -> bool:
         objective=incident.objective,
         scope=incident.scope,
         window_end__gt=at,
-        signal__in=(Signal.OK, Signal.NO_TRAFFIC),
+        signal__in=MEASURED,
     ).exists()
 
 
@@ -367,7 +368,7 @@ def _open(
     bad_since = first.window_end - timedelta(seconds=first.window_s)
     try:
         with transaction.atomic():
-            incident = _reopen(closed, bad_since) or Incident.objects.create(
+            incident = _reopen(closed, bad_since, now) or Incident.objects.create(
                 tenant_id=objective.tenant_id,
                 objective=objective,
                 scope=scope,
@@ -375,7 +376,7 @@ def _open(
                 bad_since=bad_since,
                 opened_at=now,
             )
-            _count(incident)
+            recount(incident)
     except IntegrityError:  # another pass opened it at the same moment
         return Incident.objects.filter(
             objective=objective, scope=scope, state=Incident.State.OPEN
@@ -391,13 +392,15 @@ def _closed_lately(objective: Objective, scope: str, now: datetime) -> Incident 
     return rows.order_by("-closed_at").first()
 
 
-def _reopen(closed: Incident | None, bad_since: datetime) -> Incident | None:
+def _reopen(closed: Incident | None, bad_since: datetime, now: datetime) -> Incident | None:
+    """Begins another episode; the one that ended keeps its times and numbers."""
     if closed is None:
         return None
+    closed.run.save()
     closed.state = Incident.State.OPEN
     closed.closed_at = None
     closed.lapsed = ""
-    closed.bad_again_since = bad_since
+    closed.bad_again_since, closed.opened_again_at = bad_since, now
     closed.good_windows = 0
     closed.reopened = F("reopened") + 1
     closed.save()
@@ -422,15 +425,5 @@ def _follow(incident: Incident, now: datetime) -> Incident:
         incident.closed_at = now
         log.info("incident closed: %s", incident)
     incident.save(update_fields=["good_windows", "state", "closed_at", "updated_at"])
-    _count(incident)
+    recount(incident)
     return incident
-
-
-def _count(incident: Incident) -> None:
-    """Bad and total events since the incident began."""
-    sums = Reading.objects.filter(
-        objective=incident.objective, scope=incident.scope, window_end__gt=incident.bad_since
-    ).aggregate(all=Sum("total"), bad=Sum(Greatest(F("total") - F("good"), 0.0)))
-    incident.total_events = sums["all"] or 0
-    incident.bad_events = sums["bad"] or 0
-    incident.save(update_fields=["total_events", "bad_events", "updated_at"])

@@ -227,12 +227,13 @@ def marks_of(objective: Objective, grid: Grid) -> list[dict[str, Any]]:
     """Incidents of the objective, actions on its service and what was undone of them; oldest
     first."""
     marks = []
-    opened = Incident.objects.filter(
-        objective=objective, opened_at__gt=grid.start, opened_at__lte=timezone.now()
-    )
-    for incident in opened.order_by("-opened_at")[:MARKS_MAX]:
+    for incident in _seen_in(objective, grid):
         label = _("incident on %(scope)s") % {"scope": incident.scope or objective.service}
-        marks.append(_mark("incident", incident.opened_at, label, incident))
+        marks += [
+            _mark("incident", run.opened_at, label, incident)
+            for run in incident.runs[-MARKS_MAX:]
+            if grid.start < run.opened_at <= timezone.now()
+        ]
     turned = (
         Action.objects.filter(tenant=objective.tenant_id, applied_at__isnull=False)
         .filter(Q(engine__service=objective.service) | Q(incident__objective=objective))
@@ -249,6 +250,13 @@ def marks_of(objective: Objective, grid: Grid) -> list[dict[str, Any]]:
             if at is not None and at > grid.start:
                 marks.append(_mark(kind, at, label, action.incident))
     return sorted(marks, key=lambda mark: mark["at"])
+
+
+def _seen_in(objective: Objective, grid: Grid) -> list[Incident]:
+    """Incidents that opened in the time of the grid, once or again."""
+    first, again = Q(opened_at__gt=grid.start), Q(opened_again_at__gt=grid.start)
+    found = Incident.objects.filter(first | again, objective=objective)
+    return list(found.prefetch_related("episodes").order_by("-opened_at")[:MARKS_MAX])
 
 
 def _mark(kind: str, at: datetime, label: str, incident: Incident | None) -> dict[str, Any]:

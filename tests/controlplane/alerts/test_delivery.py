@@ -62,6 +62,7 @@ def test_the_message_has_the_story_and_its_links(incident: Incident, receiver: R
         "stuck_since": "",
         "bad_since": "2026-03-01T12:00:00+00:00",
         "lasted_s": 0,
+        "unmeasured_s": 0,
         "at": "2026-03-01T12:00:00+00:00",
     }
     delivery.refresh_from_db()
@@ -229,7 +230,7 @@ def test_a_name_that_is_looked_up_slowly_does_not_hold_the_sender_up(
 def test_a_message_about_very_many_incidents_still_fits(incident: Incident) -> None:
     message = compose(
         Delivery.Event.OPENED, incident=incident, members=[incident] * 1000, story=STORY,
-        doing="", engine="engine-0", links={}, stuck_since=None, now=NOW,
+        doing="", earlier=(), engine="engine-0", links={}, stuck_since=None, now=NOW,
     )  # fmt: skip
     assert "and 995 more" in message["text"]
     assert len(json.dumps(message)) < post.MESSAGE_BYTES_MAX / 2

@@ -66,6 +66,23 @@ def silence(incident: Incident, now: datetime, until: datetime, **scope: Any) ->
     return silence_create(tenant=incident.tenant, spec=spec, by="ada", now=now)
 
 
+def test_over_counts_from_the_episodes_own_start_and_leaves_out_what_nobody_watched(
+    incident: Incident,
+) -> None:
+    """It burned from noon, and again from 12:05; from 12:06 to 12:25 nobody watched."""
+    again = NOW + 5 * MINUTE
+    assert say(incident, NOW) == ["opened"]
+    taken()
+    hole = [(again + MINUTE).isoformat(), (again + 20 * MINUTE).isoformat()]
+    close(incident, again + 22 * MINUTE, bad_again_since=again, reopened=1, unmeasured=[hole])
+    assert say(incident, again + 22 * MINUTE, earlier=["before, 7 of 90 missed it"]) == ["resolved"]
+    told = newest()
+    assert told["title"].startswith("Over after 3 minutes, and 19 minutes not measured: ")
+    assert (told["lasted_s"], told["unmeasured_s"]) == (22 * 60, 19 * 60)
+    assert told["bad_since"] == again.isoformat()
+    assert told["text"].endswith("It ended without a change of ours. Before, 7 of 90 missed it.")
+
+
 # --- the way of an incident -----------------------------------------------------------------------
 
 

@@ -8,7 +8,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from controlplane.diagnosis.episodes import earlier_words
 from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.selectors import diagnosis_due, explanation_of
 from controlplane.diagnosis.selectors import story as tell
 from controlplane.diagnosis.services import incidents_lapse, window_is_good
 from controlplane.diagnosis.staging import scene_of
@@ -119,6 +121,73 @@ def test_the_same_within_ten_minutes_reopens_it() -> None:
     assert again.state == Incident.State.OPEN
     assert again.reopened == 1
     assert again.closed_at is None
+
+
+def test_each_episode_keeps_its_own_times_and_numbers() -> None:
+    """Eight good windows between two runs are of neither."""
+    story, incident = _closed()
+    over_at, counted = incident.closed_at, (incident.bad_events, incident.total_events)
+    assert counted == (160, 600)
+    story.judge(0)
+    for bad in (70, 90):
+        again = story.judge(bad)
+    assert again is not None
+    first, newest = again.runs
+    assert (first.opened_at, first.closed_at) == (incident.opened_at, over_at)
+    assert (first.bad_events, first.total_events) == counted
+    assert newest.bad_since == START + 7 * timedelta(seconds=WINDOW_S)
+    assert (newest.opened_at, newest.closed_at) == (story.now(), None)
+    assert (newest.bad_events, newest.total_events) == (160, 200)
+    assert tell(again).what.startswith("160 of 200 requests missed “TTFT within 500 ms”")
+    assert tell(again).what.endswith("since 00:01:45")
+    assert earlier_words(again) == (
+        "before, 160 of 600 requests missed it from 00:00:00 to 00:01:36"
+    )
+
+
+def test_what_is_over_is_told_from_when_to_when() -> None:
+    _story, incident = _closed()
+    assert tell(incident).what.endswith(" on engine-0 from 00:00:00 to 00:01:36")
+
+
+def test_a_stretch_nobody_watched_is_named_and_left_out_of_how_long_it_lasted() -> None:
+    """The control plane was off for 76 windows, 19 minutes, while it was open."""
+    story, _incident = opened()
+    story.window += 76
+    for _ in range(4):
+        last = story.judge(0)
+    assert last is not None
+    assert last.state == Incident.State.CLOSED
+    assert tell(last).what.endswith("from 00:00:00 to 00:20:36 (not measured 00:00:30–00:19:30)")
+    assert last.run.unwatched == timedelta(minutes=19)
+    assert last.run.lasted(story.now()) == timedelta(seconds=96.5)
+
+
+def test_a_scrape_or_two_that_failed_is_no_stretch_nobody_watched() -> None:
+    story, _incident = opened()
+    story.judge(0, 0, signal=Signal.MISSING)
+    story.window += 1
+    story.judge(0, 0, signal=Signal.STALE)
+    last = story.judge(80)
+    assert last is not None
+    assert last.unmeasured == []
+
+
+def test_what_explained_the_episode_before_explains_nothing_that_came_since() -> None:
+    story, incident = _closed()
+    incident.diagnoses.create(
+        made_at=incident.opened_at, cause="slow_host", score=0.9, because="the host is slow",
+        window_start=START, window_end=START,
+    )  # fmt: skip
+    story.judge(80)
+    again = story.judge(80)
+    assert again is not None
+    assert tell(again).because == ""
+    assert diagnosis_due(again, now=story.now())
+    first, _newest = again.runs
+    told = explanation_of(again, first)
+    assert told is not None
+    assert told.because == "the host is slow"
 
 
 def test_the_same_after_ten_minutes_is_a_new_one() -> None:

@@ -89,7 +89,7 @@ def test_what_was_cured_before_an_incident_came_back_does_not_explain_why() -> N
     ttft, incident = opened()
     explained(incident, "slow_host", ttft.now())
     diagnosis_confirm(incident=incident, cause="slow_host", acted_at=ttft.now())
-    incident.bad_again_since = ttft.now(10)
+    incident.bad_again_since, incident.opened_again_at = ttft.now(10), ttft.now(11)
     incident.save()
     explained(incident, "unknown", ttft.now(12))
     assert tell(incident).cause == "unknown"
