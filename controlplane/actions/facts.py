@@ -48,8 +48,17 @@ class Facts:
         """When the agent said so, as far as its clock can be believed."""
         return min(self.now, max(command.result_at or self.now, self.action.created_at))
 
-    def move(self, to: str, reason: str, actor: str = AUTOPILOT, **columns: Any) -> bool:
-        return transition(self.action, to, actor=actor, reason=reason, at=self.now, **columns)
+    def move(
+        self,
+        to: str,
+        reason: str,
+        actor: str = AUTOPILOT,
+        at: datetime | None = None,
+        **columns: Any,
+    ) -> bool:
+        """`at`: when it happened, where that was before `now`."""
+        at = at or self.now
+        return transition(self.action, to, actor=actor, reason=reason, at=at, **columns)
 
     def end(self, to: str, why: str, actor: str = AUTOPILOT) -> bool:
         """Ends an action that changed nothing; why is what the story tells of it."""

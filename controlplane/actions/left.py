@@ -57,15 +57,17 @@ class Left:
 
 
 def left_of(incident: Incident, acted: Sequence[Action]) -> Left | None:
-    """None unless the newest of `acted` was kept in this run of the incident, a look was taken
-    since and asked for nothing more, and as many windows in a row as open an incident were measured
-    since and not good. Not good rather than bad: that is what keeps an incident open, and of what a
-    kept change leaves little is over the bar that opens one.
+    """None unless the newest of `acted` was kept in this run of the incident and stands, a look was
+    taken since and asked for nothing more, and as many windows in a row as open an incident were
+    measured since and not good. Not good rather than bad: that is what keeps an incident open, and
+    of what a kept change leaves little is over the bar that opens one.
     """
     kept = acted[-1] if acted else None
     if kept is None or kept.ended_at is None or incident.state != Incident.State.OPEN:
         return None
-    if kept.state != State.VERIFIED or kept.undoes_id or kept.created_at < incident.run_since:
+    if kept.state != State.VERIFIED or kept.undoes_id or kept.overridden:
+        return None
+    if kept.created_at < incident.run_since:
         return None
     look = diagnosis_of(incident)
     if look is None or look.made_at <= kept.ended_at or not look.facts.get("no_action"):

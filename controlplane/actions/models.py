@@ -71,14 +71,15 @@ class Action(models.Model):
     `changes` maps knob → {"from", "to"}; `outcome` holds the verification's counts:
     {"before": {"good", "total"}, "after": {…}, "unit", "p_value", "looks", "sentence", "price"},
     where the unit is slo.indicator's, the price what other promises lost, [{"objective", "before",
-    "after"}] in bad shares, and `withdrawn` ("person", "superseded", "frozen") when it was ended
-    before it was judged.
+    "after", "budget"}] in bad shares, and `withdrawn` ("person", "superseded", "frozen") when it
+    was ended before it was judged.
     `predicted` is what was expected of it: {"sentence", "wanted", "covered", "bad_share_max",
     "facts"}.
 
     `trial` false: kept without being judged, at a person's word. `supersedes` had the engine and is
-    undone first; `undoes` was kept and is taken back by this one. `cleared_at` is when a person had
-    looked at an undo that failed.
+    undone first; `undoes` was kept and is taken back by this one. `overridden` says who set a knob
+    of a kept change anew, {"knob", "value", "by", "at"}: it stands while that is empty.
+    `cleared_at` is when a person had looked at an undo that failed.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -111,6 +112,7 @@ class Action(models.Model):
     created_at = models.DateTimeField()
     applied_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
+    overridden = models.JSONField(default=dict, blank=True)
     cleared_at = models.DateTimeField(null=True, blank=True)
     cleared_by = models.CharField(max_length=200, blank=True)
     updated_at = models.DateTimeField(auto_now=True)

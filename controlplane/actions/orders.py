@@ -68,6 +68,8 @@ VERBS_OPEN: dict[str, tuple[str, ...]] = {
 def verbs_open(action: Action) -> tuple[str, ...]:
     """What a person may do with the action now; it may still be refused for a reason of then."""
     verbs = VERBS_OPEN.get(action.state, ())
+    if action.overridden:  # there is nothing left to take back
+        return ()
     if action.state == State.ROLLBACK_FAILED and not action.holds:
         return ()
     if action.priority == Priority.PERSON:  # it waits for an undo, not for a word
@@ -118,6 +120,9 @@ def action_rollback(*, action: Action, actor: str, now: datetime, reason: str = 
     to take back, or the engine runs something else by now.
     """
     why = _because(f"rolled back by {actor}", reason)
+    if action.overridden:
+        told = _("%(action)s stands no more: %(knob)s was set to %(value)s since")
+        raise OrderError("conflict", Words(told, action=str(action), **action.overridden))
     if action.state == State.VERIFIED:
         return _take_back(action, actor, why, now)
     _withdraw(action, why, actor, now)

@@ -182,10 +182,10 @@ def _dispatched(facts: Facts) -> bool:
     action, command = facts.action, facts.commands.get(CommandKind.APPLY)
     assert command is not None, f"action {action.pk} is {action.state} without an apply command"
     if word == CommandState.APPLIED:
-        applied_at = facts.said_at(command)
-        return facts.move(
-            State.APPLIED, reason or "read back as asked for", AGENT, applied_at=applied_at
-        )
+        before = action.transitions.latest("id").at  # its clock may be behind ours
+        at = max(before, facts.said_at(command))
+        why = reason or "read back as asked for"
+        return facts.move(State.APPLIED, why, AGENT, at=at, applied_at=at)
     if word == CommandState.REJECTED:
         late = reason.startswith("expired")
         return facts.end(State.EXPIRED if late else State.FAILED, reason, AGENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -11,7 +12,11 @@ from django.utils.translation import gettext_noop
 
 from controlplane.accounts.models import Tenant
 from controlplane.actions.models import IN_FLIGHT, Action, State
+from controlplane.actions.standing import overridden_words
+from controlplane.actions.verify import share
+from controlplane.diagnosis.episodes import earlier_words
 from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.selectors import explanation_of
 from controlplane.fleet.models import Engine
 
 RECENT_MAX = 500
@@ -60,6 +65,24 @@ def acted_at(incident: Incident) -> datetime | None:
     return ended
 
 
+def actions_since(actions: Sequence[Action], at: datetime) -> list[Action]:
+    """Those begun at that time or later, or under way still."""
+    return [action for action in actions if action.created_at >= at or not action.ended_at]
+
+
+def earlier_of(incident: Incident, acted: Sequence[Action]) -> list[str]:
+    """What an incident had come to before it opened again, in sentences: how much was missed, what
+    explained it, what was done. Of several times the newest; none where it is the first."""
+    *earlier, run = incident.runs
+    if not earlier:
+        return []
+    explained = explanation_of(incident, earlier[-1])
+    lately = actions_since(acted, run.bad_since)
+    done = [a for a in actions_since(acted, earlier[-1].bad_since) if a not in lately]
+    because = explained.because if explained else ""
+    return [earlier_words(incident), *filter(None, [because]), *map(sentence, done)]
+
+
 def sentence(action: Action) -> str:
     """What the action did and what came of it, as one line of the story."""
     # What is kept stands where it is: a way there is no thing to keep.
@@ -70,12 +93,28 @@ def sentence(action: Action) -> str:
         for knob, change in action.changes.items()
     )
     told = _(OUTCOME_WORDS[action.state]) % {"steps": steps, "engine": action.engine.name}
+    if over := overridden_words(action):
+        told = _("%(told)s, %(over)s") % {"told": told, "over": over}
     outcome = str(action.outcome.get("sentence", ""))
     told = f"{told}: {outcome}" if outcome else told
+    if short := short_of(action):
+        told = _("%(told)s; at most %(predicted)s was predicted") % {
+            "told": told,
+            "predicted": share(short),
+        }
     if not action.holds:
         return told
     waits = _("the autopilot leaves %s alone until a person has looked") % action.engine.name
     return f"{told}; {waits}"
+
+
+def short_of(action: Action) -> float | None:
+    """The bad share that was predicted at most, where more than that was measured after a change
+    that was kept; None elsewhere."""
+    most, after = action.predicted.get("bad_share_max"), action.outcome.get("after") or {}
+    if action.state != State.VERIFIED or most is None or not after.get("total"):
+        return None
+    return float(most) if 1 - after["good"] / after["total"] > most else None
 
 
 # State → its sentence, marked here and translated when told.

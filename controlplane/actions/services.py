@@ -32,6 +32,7 @@ from controlplane.actions.policy import (
 from controlplane.actions.reconcile import DISPATCH_WITHIN, TTL_TIMES_MAX, reconcile
 from controlplane.actions.release import release_due
 from controlplane.actions.selectors import action_in_flight, actions_in_flight
+from controlplane.actions.standing import overridden_note
 from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.services import diagnosis_note
@@ -77,8 +78,10 @@ def action_propose(
 def actions_reconcile(*, tenant: Tenant, reader: Reader, now: datetime) -> list[Action]:
     """Drives every action in flight as far as the facts carry it; returns those that moved.
 
-    Proposes first what nobody else would ask for: to serve again what was shed.
+    Proposes first what nobody else would ask for: to serve again what was shed. What was kept and
+    set to something else since is noted.
     """
+    overridden_note(tenant, now)
     moved = release_due(tenant=tenant, now=now)
     for action in actions_in_flight(tenant):
         try:

@@ -11,7 +11,13 @@ from controlplane.accounts.models import Tenant
 from controlplane.actions.left import left_of
 from controlplane.actions.links import links_of
 from controlplane.actions.models import Action, State
-from controlplane.actions.selectors import actions_of, sentence, undos_failed
+from controlplane.actions.selectors import (
+    actions_of,
+    actions_since,
+    earlier_of,
+    sentence,
+    undos_failed,
+)
 from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import commands_of
@@ -19,9 +25,11 @@ from gpu_agent.protocol import CommandState
 
 
 class Deeds(TypedDict):
-    """The engine acted on, or the incident's; what a person may do now; when a change was last
-    taken back, and when one was kept that left something nothing more is tried against, or None."""
+    """What it had come to before it opened again; the engine acted on, or the incident's; what a
+    person may do now; when a change was last taken back, and when one was kept that left something
+    nothing more is tried against, or None."""
 
+    earlier: list[str]
     engine: str
     links: Mapping[str, str]
     undone_at: datetime | None
@@ -42,17 +50,18 @@ def deeds_of(incident: Incident, now: datetime) -> tuple[list[str], Deeds]:
     """What is being done about the incident in words, at the end all that was done, and the rest.
 
     While it burns that is the newest action and the one undone last: who reads nothing but messages
-    has to learn that what they were told is no more. Of a kept one also what it left.
+    has to learn that what they were told is no more. Of a kept one also what it left. What was done
+    before it opened again is told apart.
     """
     acted = actions_of(incident)
-    if not acted:
-        return [], Deeds(engine=incident.scope, links={}, undone_at=None, stuck_since=None)
-    undone = [a for a in acted if _undone(a) and a.created_at >= incident.run_since]
-    told = acted if incident.closed_at else list(dict.fromkeys([*undone[-1:], acted[-1]]))
+    lately = actions_since(acted, incident.run_since)
+    undone = [action for action in lately if _undone(action)]
+    told = lately if incident.closed_at else list(dict.fromkeys([*undone[-1:], *lately[-1:]]))
     left = left_of(incident, acted)
     deeds = Deeds(
-        engine=acted[-1].engine.name,
-        links=links_of(acted[-1], now),
+        earlier=earlier_of(incident, acted),
+        engine=acted[-1].engine.name if acted else incident.scope,
+        links=links_of(acted[-1], now) if acted else {},
         undone_at=max((a.ended_at for a in undone if a.ended_at), default=None),
         stuck_since=left.kept_at if left else None,
     )

@@ -114,8 +114,16 @@ def judge(action: Action, *, reader: Reader, now: datetime) -> Judged:
 
 
 def _price(harmed: Sequence[verify.Guard]) -> list[dict[str, Any]]:
-    """The promises that got worse, with their bad shares."""
-    return [{"objective": g.name, "before": g.before.share, "after": g.after.share} for g in harmed]
+    """The promises that got worse, with their bad shares and what they may miss."""
+    return [
+        {
+            "objective": g.name,
+            "before": g.before.share,
+            "after": g.after.share,
+            "budget": 1 - g.target,
+        }
+        for g in harmed
+    ]
 
 
 def _ahead(action: Action, reader: Reader, now: datetime) -> Reader:

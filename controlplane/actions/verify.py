@@ -169,7 +169,11 @@ def verdict(
 
     saved_burn = (before.share - after.share) / budget
     harmed = tuple(g for g in guards if _harmed(g, alpha))
-    price = "".join(f"; “{g.name}” got worse: {_shares(g.before, g.after)}" for g in harmed)
+    price = "".join(
+        f"; “{g.name}” got worse: {_shares(g.before, g.after)}, over its budget of "
+        f"{share(1 - g.target)}"
+        for g in harmed
+    )
     if any(_broken(g, saved_burn) for g in harmed):
         return replace(result(Verdict.WORSE, p_better, price), harmed=harmed)
     if better and after.load >= LOAD_SHARE_MIN * before.load:
@@ -362,9 +366,14 @@ def _shares(before: Sample, after: Sample) -> str:
     if after.share == before.share:
         verb = "stayed"
     return (
-        f"the share of bad {after.unit.many} {verb} from {before.share:.1%} of {old.total:,.0f} "
-        f"to {after.share:.1%} of {new.total:,.0f}"
+        f"the share of bad {after.unit.many} {verb} from {share(before.share)} of {old.total:,.0f} "
+        f"to {share(after.share)} of {new.total:,.0f}"
     )
+
+
+def share(bad: float) -> str:
+    """A share in per cent, to three figures: 79%, 26.9%, 1.29%."""
+    return f"{100 * bad:.3g}%"
 
 
 def _windows(before: Sample, after: Sample) -> str:
@@ -374,4 +383,4 @@ def _windows(before: Sample, after: Sample) -> str:
 
 
 def _share(sample: Sample) -> str:
-    return f"{sample.share:.1%} of {several(sample.counts.total, *sample.unit, ',.0f')} bad"
+    return f"{share(sample.share)} of {several(sample.counts.total, *sample.unit, ',.0f')} bad"

@@ -38,6 +38,7 @@ class Migration(migrations.Migration):
                 ('created_at', models.DateTimeField()),
                 ('applied_at', models.DateTimeField(blank=True, null=True)),
                 ('ended_at', models.DateTimeField(blank=True, null=True)),
+                ('overridden', models.JSONField(blank=True, default=dict)),
                 ('cleared_at', models.DateTimeField(blank=True, null=True)),
                 ('cleared_by', models.CharField(blank=True, max_length=200)),
                 ('updated_at', models.DateTimeField(auto_now=True)),

@@ -128,7 +128,7 @@ def test_nothing_is_left_of_a_change_that_was_undone_or_while_another_is_tried()
         Action.objects.update(state=state)
         assert left_of(story.incident, actions_of(story.incident)) is None
     Action.objects.update(state=State.VERIFIED)
-    Incident.objects.update(bad_again_since=story.now())
+    Incident.objects.update(bad_again_since=story.now(), opened_again_at=story.now())
     assert left_of(story.incident, actions_of(story.incident)) is None, "it is an older run's"
 
 

@@ -66,7 +66,9 @@ def test_a_verdict_names_the_price_other_promises_paid() -> None:
     assert judged.sentence.startswith("the share of bad requests fell")
     assert "“TPOT” got worse: the share of bad gaps between tokens rose" in judged.sentence
     assert judged.outcome["unit"] == mended.unit
-    assert judged.outcome["price"] == [{"objective": "TPOT", "before": 0.0, "after": 0.07}]
+    assert judged.sentence.endswith(", over its budget of 1%")
+    lost = {"objective": "TPOT", "before": 0.0, "after": 0.07, "budget": pytest.approx(0.01)}
+    assert judged.outcome["price"] == [lost]
 
 
 @pytest.mark.django_db

@@ -103,7 +103,7 @@ def test_one_disturbed_window_does_not_hide_what_all_others_show() -> None:
     assert look(before, after).verdict is None
     result = look(before, after, last=True)
     assert result.verdict == Verdict.BETTER
-    assert "fell from 81.0% of 200 to 14.0% of 400 (look 3 of 3, p = " in result.sentence
+    assert "fell from 81% of 200 to 14% of 400 (look 3 of 3, p = " in result.sentence
     assert "; but for one window, with 50.0% of 100 requests bad)" in result.sentence
 
 
@@ -128,7 +128,7 @@ def test_better_says_so_with_numbers() -> None:
 def test_what_is_not_better_says_so_first() -> None:
     before = sample(75, 83, total=100)
     assert look(before, sample(100, 100)).sentence.startswith(
-        "no better, the share of bad requests rose from 79.0% of 200 to 100.0% of 200"
+        "no better, the share of bad requests rose from 79% of 200 to 100% of 200"
     )
     result = look(sample(50, 52), sample(49, 50), last=True)
     assert result.sentence.startswith("not proved to be better, the share of bad requests fell")
@@ -192,6 +192,7 @@ def test_a_price_below_what_was_saved_is_told_and_paid() -> None:
     result = look(before, after, guards=[guard(NONE, sample(80, 90, total=1000))])
     assert result.verdict == Verdict.BETTER
     assert "“TPOT within 100 ms” got worse: the share of bad requests rose" in result.sentence
+    assert result.sentence.endswith(" of 2,000, over its budget of 5%")
 
 
 def test_what_is_counted_is_named_as_its_objective_counts_it() -> None:
