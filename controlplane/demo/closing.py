@@ -74,12 +74,13 @@ def stamp(text: str) -> float:
 def _incidents(incidents: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
     for row in reversed(incidents):
         where = f"“{row['objective_name']}” on {row['scope'] or row['service']}"
-        yield row["opened_at"], "detected", f"{where} is missed"
+        for number, run in enumerate(row["episodes"]):
+            again = " again" if number else ""
+            yield run["opened_at"], "detected", f"{where} is missed{again}"
+            missed = f"{run['bad_events']:,.0f} of {run['total_events']:,.0f} {row['unit']}"
+            yield run["closed_at"], "over", f"{where} is met again; {missed} missed it"
         if not row["part_of"]:  # what is part of another story is explained there
             yield from _explained(row["diagnoses"])
-        missed = f"{row['bad_events']:,.0f} of {row['total_events']:,.0f} {row['unit']} missed it"
-        again = f", {row['reopened'] + 1} times" if row["reopened"] else ""
-        yield row["closed_at"], "over", f"{where} is met again; {missed}{again}"
 
 
 def _explained(diagnoses: Sequence[Row]) -> Iterator[tuple[str, str, str]]:

@@ -1,4 +1,7 @@
-"""Follows incidents and actions through the REST API and says what changed, in words."""
+"""Follows incidents and actions through the REST API and says what changed, in words.
+
+Each step is told with the time the pages have for it (docs/pages.md), not with that of the look.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -20,13 +24,22 @@ STEP_OF = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Told:
+    """A step in words; `key` is whose it is and which."""
+
+    key: tuple[str, str]
+    at: datetime
+    words: str
+
+
 @dataclass
 class Story:
     """What has happened in a house since `since` (unix seconds); `incidents` and `actions` are the
     newest of all times, newest first, as they were last seen."""
 
     house: House
-    say: Callable[[str], None]
+    say: Callable[[str, datetime], None]
     since: float = field(default_factory=time.time)
     incidents: list[dict[str, Any]] = field(default_factory=list)
     actions: list[dict[str, Any]] = field(default_factory=list)
@@ -46,13 +59,14 @@ class Story:
                 except httpx.HTTPError:
                     await asyncio.sleep(POLL_S)
                     continue
-                for key, sentence in sentences(self.incidents, self.actions):
-                    if key not in seen:
+                for told in steps_told(self.incidents, self.actions):
+                    if told.key not in seen:
                         # A cause that comes back is news again.
-                        seen = {other for other in seen if not _supersedes(key, other)} | {key}
+                        old = {other for other in seen if _supersedes(told.key, other)}
+                        seen = seen - old | {told.key}
                         # What an earlier demo left in the ledger is old news.
                         if not first:
-                            self.say(sentence)
+                            self.say(told.words, told.at)
                 first = False
                 await asyncio.sleep(POLL_S)
 
@@ -66,28 +80,35 @@ def _supersedes(new: tuple[str, str], old: tuple[str, str]) -> bool:
     return old[0] == new[0] and all(key[1].startswith("because ") for key in (old, new))
 
 
-def sentences(
-    incidents: list[dict[str, Any]], actions: list[dict[str, Any]]
-) -> list[tuple[tuple[str, str], str]]:
-    """((id, step), sentence) for every step told so far, oldest first."""
-    told: list[tuple[tuple[str, str], str]] = []
+def steps_told(incidents: list[dict[str, Any]], actions: list[dict[str, Any]]) -> list[Told]:
+    """Every step so far, in the order of their times."""
+    told: list[Told] = []
     for row in reversed(incidents):
-        again = " again" if row["reopened"] else ""
-        told.append(((row["id"], f"opened {row['reopened']}"), f"▲ detected{again}: {row['what']}"))
-        if (because := row.get("because")) and not row["part_of"]:
-            # “TTFT p99 is 2 s because …” says it already.
-            link = "" if " because " in because or row["cause"] == "unknown" else "because "
-            told.append(((row["id"], "because " + row["cause"]), f"  {link}{because}"))
-    told += [
-        ((row["id"], STEP_OF.get(row["state"], row["state"])), f"◆ {row['sentence']}")
-        for row in reversed(actions)
-    ]
-    told += [
-        (
-            (row["id"], f"closed {row['closed_at']}"),
-            f"● over: “{row['objective_name']}” is met again",
-        )
-        for row in reversed(incidents)
-        if row["state"] == "closed"
-    ]
+        told += _incident(row)
+    for row in reversed(actions):
+        step = STEP_OF.get(row["state"], row["state"])
+        at = row["applied_at"] if step == "applied" else row["transitions"][-1]["at"]
+        if step == "proposed":
+            at = row["created_at"]
+        told.append(Told((row["id"], step), _time(at), f"◆ {row['sentence']}"))
+    return sorted(told, key=lambda one: one.at)
+
+
+def _incident(row: dict[str, Any]) -> list[Told]:
+    key, runs = row["id"], row["episodes"]
+    again = " again" if len(runs) > 1 else ""
+    seen = f"▲ detected{again}: {row['what']}"
+    told = [Told((key, f"opened {len(runs)}"), _time(runs[-1]["opened_at"]), seen)]
+    if (because := row.get("because")) and not row["part_of"]:
+        # “TTFT p99 is 2 s because …” says it already.
+        link = "" if " because " in because or row["cause"] == "unknown" else "because "
+        step = "because " + row["cause"]
+        told.append(Told((key, step), _time(row["explained_at"]), f"  {link}{because}"))
+    if row["state"] == "closed":
+        over = f"● over: “{row['objective_name']}” is met again"
+        told.append(Told((key, f"closed {row['closed_at']}"), _time(row["closed_at"]), over))
     return told
+
+
+def _time(stamp: str) -> datetime:
+    return datetime.fromisoformat(stamp).astimezone(UTC)

@@ -25,11 +25,18 @@ def diagnosis(second: int, cause: str, because: str, no_action: str) -> dict[str
     return {"made_at": at(second), "cause": cause, "because": because, "facts": facts}
 
 
+def episode(opened: int, closed: int | None = None, bad: float = 9.0) -> dict[str, Any]:
+    return {
+        "opened_at": at(opened), "closed_at": at(closed) if closed else None,
+        "bad_events": bad, "total_events": 1234.0,
+    }  # fmt: skip
+
+
 def incident(**more: Any) -> dict[str, Any]:
     return {
         "opened_at": at(60), "closed_at": at(180), "objective_name": "First token in time",
-        "scope": "engine-0", "service": "chat", "state": "closed", "part_of": None, "reopened": 0,
-        "bad_events": 9.0, "total_events": 1234.0, "unit": "requests",
+        "scope": "engine-0", "service": "chat", "state": "closed", "part_of": None,
+        "unit": "requests", "episodes": [episode(60, 180)],
         "diagnoses": [
             diagnosis(67, "slow_host", "steps take longer", "look at node-0 again"),
             diagnosis(66, "slow_host", "steps take longer", "look at node-0"),
@@ -54,7 +61,8 @@ def told(*incidents: dict[str, Any], actions: tuple[dict[str, Any], ...] = ()) -
 
 
 def test_the_story_is_told_in_order_in_seconds_since_it_began() -> None:
-    old = incident(opened_at="2025-12-31T00:00:00+00:00", closed_at=None, diagnoses=[])
+    before = {**episode(0), "opened_at": "2025-12-31T00:00:00+00:00"}
+    old = incident(opened_at=before["opened_at"], closed_at=None, diagnoses=[], episodes=[before])
     assert told(incident(), old, actions=(action(),)) == [
         "30 detected: “First token in time” on engine-0 is missed",
         "35 explained: unknown: too little was seen",

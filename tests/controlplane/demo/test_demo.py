@@ -32,7 +32,7 @@ from controlplane.demo.processes import main as stop_all
 from controlplane.demo.receiver import BODY_BYTES_MAX, Receiver
 from controlplane.demo.scenarios import SCENARIOS
 from controlplane.demo.screen import WIDTH, Gone, Screen
-from controlplane.demo.story import sentences
+from controlplane.demo.story import steps_told
 
 
 def test_a_box_is_as_wide_as_the_screen_and_breaks_no_link(
@@ -144,21 +144,43 @@ def test_the_story_tells_detection_cause_action_and_end_in_order() -> None:
         "id": "i", "what": "9 of 10 late", "because": "a cap", "cause": "running_cap_too_small",
         "state": "closed", "closed_at": "2026-01-01T00:05:00Z",
         "objective_name": "First token within 500 ms",
-        "part_of": None, "reopened": 0,
+        "part_of": None, "explained_at": "2026-01-01T00:01:02Z",
+        "episodes": [{"opened_at": "2026-01-01T00:01:00Z"}],
     }  # fmt: skip
-    action = {"id": "a", "state": "verified", "sentence": "Kept max_num_seqs at 32 (was 8)"}
-    told = [sentence for _, sentence in sentences([incident], [action])]
-    assert [line[0] for line in told] == ["▲", " ", "◆", "●"]
-    assert told[-1] == "● over: “First token within 500 ms” is met again"
-    back = sentences([incident | {"state": "open", "reopened": 1}], [])
-    assert back[0] == (("i", "opened 1"), "▲ detected again: 9 of 10 late")
+    action = change("verified", "2026-01-01T00:03:00Z")
+    told = steps_told([incident], [action])
+    assert [f"{one.at:%H:%M:%S} {one.words[0]}" for one in told] == [
+        "00:01:00 ▲", "00:01:02  ", "00:03:00 ◆", "00:05:00 ●"
+    ]  # fmt: skip
+    assert told[-1].words == "● over: “First token within 500 ms” is met again"
+    runs = [*incident["episodes"], {"opened_at": "2026-01-01T00:07:00Z"}]
+    back = steps_told([incident | {"state": "open", "episodes": runs}], [])[-1]
+    assert (back.key, back.words) == (("i", "opened 2"), "▲ detected again: 9 of 10 late")
+    assert f"{back.at:%H:%M:%S}" == "00:07:00"
     part = incident | {"id": "p", "part_of": "i"}
-    assert [s[0] for _, s in sentences([part, incident], [])] == ["▲", " ", "▲", "●", "●"]
+    words = [one.words[0] for one in steps_told([part, incident], [])]
+    assert words == ["▲", "▲", " ", "●", "●"]
+
+
+def change(state: str, at: str) -> dict[str, Any]:
+    return {
+        "id": "a", "state": state, "sentence": "Kept max_num_seqs at 32 (was 8)",
+        "created_at": "2026-01-01T00:01:02Z", "applied_at": "2026-01-01T00:01:04Z",
+        "transitions": [{"at": at}],
+    }  # fmt: skip
+
+
+def test_the_story_has_the_times_of_the_pages_and_not_those_of_its_looks() -> None:
+    """The agent had read it back at 1:04, the pass noted that at 1:07, and the look is later."""
+    (told,) = steps_told([], [change("verifying", "2026-01-01T00:01:07Z")])
+    assert f"{told.at:%H:%M:%S}" == "00:01:04"
+    (told,) = steps_told([], [change("dispatched", "2026-01-01T00:01:03Z")])
+    assert f"{told.at:%H:%M:%S}" == "00:01:02"
 
 
 def test_a_change_on_its_way_is_one_step_of_the_story_until_it_is_done() -> None:
     keys = {
-        state: sentences([], [{"id": "a", "state": state, "sentence": ""}])[0][0][1]
+        state: steps_told([], [change(state, "2026-01-01T00:01:07Z")])[0].key[1]
         for state in ("proposed", "dispatched", "applied", "verifying", "verified")
     }
     assert list(keys.values()) == ["proposed", "proposed", "applied", "applied", "verified"]
