@@ -8,19 +8,22 @@ from datetime import datetime, timedelta
 from operator import itemgetter
 
 from django.db.models import Prefetch, prefetch_related_objects
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from controlplane.accounts.models import Tenant
 from controlplane.actions.left import left_of
 from controlplane.actions.models import IN_FLIGHT, Action, State
-from controlplane.actions.selectors import sentence
+from controlplane.actions.selectors import actions_since, earlier_of, sentence
+from controlplane.actions.standing import overridden_at
 from controlplane.alerts.message import sentences
 from controlplane.alerts.models import Delivery
 from controlplane.diagnosis.cause import UNKNOWN
-from controlplane.diagnosis.models import Diagnosis, Incident
+from controlplane.diagnosis.models import Diagnosis, Episode, Incident
 from controlplane.diagnosis.selectors import (
     Story,
+    diagnoses_in,
     diagnosis_of,
     incidents_open,
     incidents_recent,
@@ -47,7 +50,8 @@ class Step:
 
 @dataclass(frozen=True)
 class StoryLine:
-    """`state` colours the rule: bad, act (something is being done) or ok (over)."""
+    """`state` colours the rule: bad, act (something is being done) or ok (over). `earlier` is what
+    it had come to before it opened again."""
 
     incident: Incident
     told: Story
@@ -57,6 +61,18 @@ class StoryLine:
     action: Action | None
     deliveries: tuple[Delivery, ...]
     actions: tuple[Action, ...]
+    earlier: str = ""
+
+    @property
+    def lasted_s(self) -> float:
+        """How long it was seen to go on, every time together."""
+        now = timezone.now()
+        return sum(run.lasted(now).total_seconds() for run in self.incident.runs)
+
+    @property
+    def unmeasured_s(self) -> float:
+        """How long nobody knows whether it went on."""
+        return sum(run.unwatched.total_seconds() for run in self.incident.runs)
 
 
 def story_lines(tenant: Tenant, now: datetime) -> list[StoryLine]:
@@ -93,6 +109,7 @@ def _line(incident: Incident) -> StoryLine:
         incident=incident,
         told=told,
         doing=sentences(_doing(incident, told, acted, over=over)),
+        earlier=sentences(*earlier_of(incident, acted)),
         steps=tuple(_steps(incident, told, acted, said)),
         state="act" if running else "ok" if over else "bad",
         action=action,
@@ -102,8 +119,8 @@ def _line(incident: Incident) -> StoryLine:
 
 
 def _doing(incident: Incident, told: Story, acted: Sequence[Action], *, over: bool) -> str:
-    if acted:
-        action, left = acted[-1], left_of(incident, acted)
+    if lately := actions_since(acted, incident.run_since):
+        action, left = lately[-1], left_of(incident, acted)
         waits = not over and action.state not in IN_FLIGHT
         why = left.words if left else told.no_action
         return sentences(sentence(action), why if waits else "")
@@ -119,15 +136,44 @@ def _doing(incident: Incident, told: Story, acted: Sequence[Action], *, over: bo
 def _steps(
     incident: Incident, told: Story, actions: Sequence[Action], said: Sequence[Delivery]
 ) -> list[Step]:
-    steps = [Step(_("detected"), "done", incident.opened_at)]
-    first = min((d.made_at for d in incident.diagnoses.all()), default=None)
-    steps.append(Step(_("explained"), "done", first) if first else Step(_("explain"), "now"))
-    steps.append(_step_told(said))
-    steps.extend(_steps_tried(actions, told))
-    if incident.closed_at is not None:
-        steps.append(Step(_("over"), "done", incident.closed_at))
-        return _as_it_went(steps)
-    return [*_as_it_went(steps), *_steps_to_come(actions, diagnosis_of(incident))]
+    *earlier, run = incident.runs
+    lately = actions_since(actions, run.bad_since)
+    steps = _steps_before(incident, earlier, [a for a in actions if a not in lately], said)
+    newest = [Step(_("again") if earlier else _("detected"), "done", run.opened_at)]
+    first = min((made.made_at for made in diagnoses_in(incident, run)), default=None)
+    newest.append(Step(_("explained"), "done", first) if first else Step(_("explain"), "now"))
+    newest.append(_step_told([d for d in said if d.created_at >= run.opened_at]))
+    newest.extend(_steps_tried(lately, told))
+    if run.closed_at is not None:
+        went = [step for step in newest if step.at]  # nothing is to come any more
+        return _as_it_went([*steps, *went, Step(_("over"), "done", run.closed_at)])
+    to_come = _steps_to_come(actions, diagnosis_of(incident))
+    return [*_as_it_went([*steps, *newest]), *to_come]
+
+
+def _steps_before(
+    incident: Incident,
+    earlier: Sequence[Episode],
+    actions: Sequence[Action],
+    said: Sequence[Delivery],
+) -> list[Step]:
+    """The way of the episode before the newest, after the number of those before it."""
+    if not earlier:
+        return []
+    steps, last = [], earlier[-1]
+    if more := earlier[:-1]:
+        words = ngettext("%d time before", "%d times before", len(more)) % len(more)
+        steps.append(Step(words, "done", more[0].opened_at))
+    way = [Step(_("again") if more else _("detected"), "done", last.opened_at)]
+    if made := diagnoses_in(incident, last):
+        way.append(Step(_("explained"), "done", made[-1].made_at))
+    told = [d for d in said if last.opened_at <= d.created_at < incident.run.opened_at]
+    if any(delivery.sent_at for delivery in told):
+        way.append(_step_told(told))
+    for action in actions_since(actions, last.bad_since)[-ATTEMPTS_MAX:]:
+        way.extend(_steps_acted(action))
+    way.append(Step(_("over"), "done", last.closed_at))
+    return [*steps, *way]
 
 
 def _as_it_went(steps: Sequence[Step]) -> list[Step]:
@@ -174,7 +220,15 @@ def _steps_acted(action: Action) -> list[Step]:
         return [Step(_("acting"), "now", action.created_at, what), Step(_("verify"), "next")]
     acted = Step(_("acted"), "done", action.applied_at, what)
     if state == State.VERIFIED:
-        return [acted, Step(_("kept"), "done", action.ended_at)]
+        kept = Step(_("kept"), "done", action.ended_at)
+        over = overridden_at(action)
+        if over is None:
+            return [acted, kept]
+        knob, value, by = (action.overridden[key] for key in ("knob", "value", "by"))
+        back = value == action.changes[knob]["from"]
+        who = _("by %(by)s") % {"by": by} if by else ""
+        what = f"{knob}={value} {who}".strip()
+        return [acted, kept, Step(_("set back") if back else _("overridden"), "done", over, what)]
     if state == State.ROLLED_BACK:
         return [acted, Step(_("rolled back"), "failed", action.ended_at)]
     if state == State.ROLLBACK_FAILED:

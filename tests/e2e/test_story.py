@@ -36,7 +36,8 @@ Incident.objects.update(state="open", closed_at=None)
 found.refresh_from_db()
 action = found.actions.get()
 action.ended_at = kept_at
-action.outcome["price"] = [{"objective": "Each token within 50 ms", "before": 0, "after": 0.0231}]
+lost = {"objective": "Each token within 50 ms", "before": 0, "after": 0.0231, "budget": 0.01}
+action.outcome["price"] = [lost]
 action.save()
 diagnosis_confirm(incident=found, cause=action.cause, acted_at=kept_at)
 goes_on(found, kept_at)

@@ -14,12 +14,13 @@ from django.utils.translation import gettext as _
 
 from controlplane.actions.models import Action
 from controlplane.actions.orders import verbs_open
-from controlplane.diagnosis.models import Evidence, Incident
+from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
 from controlplane.diagnosis.selectors import Rival, incident_get, incidents_recent
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, questions
 from controlplane.web.story import lines_of
 from controlplane.web.templatetags.ui import duration
+from slo.budget import Counts
 from slo.burn import PAIRS
 from slo.indicator import Unit
 from slo.selectors import counts_between
@@ -40,7 +41,7 @@ class Compared:
     p_value: float | None
     looks: int
     sentence: str
-    price: tuple[dict[str, Any], ...] = ()  # what other promises lost: objective, before, after
+    price: tuple[dict[str, Any], ...] = ()  # what other promises lost, as Action.outcome has it
 
     @property
     def by_chance(self) -> float | None:
@@ -67,27 +68,50 @@ def incident(request: TenantRequest, incident_id: UUID) -> HttpResponse:
         raise Http404(f"incident {incident_id} is not one of {request.tenant}") from None
     (line,) = lines_of([found])
     told, minutes = line.told, minutes_of(request, _minutes_around(found))
-    actions = [(action, compared(action), verbs_open(action)) for action in reversed(line.actions)]
+    actions = [
+        (action, compared(action), verbs_open(action), _explained(action, found, told.diagnosis))
+        for action in reversed(line.actions)
+    ]
     context = {
         "line": line,
         "incident": found,
         "counted": _counted(found),
-        "before": counts_between(
-            objective=found.objective,
-            scope=found.scope,
-            since=found.bad_since - BEFORE,
-            until=found.bad_since,
-        ),
+        "before": _before(found),
         "axis": _axis([*told.evidence_for, *told.evidence_against], told.rivals),
         "look_axis": _axis([], told.nearest),
         "actions": actions,
-        "judged": any(counts is not None for _action, counts, _verbs in actions),
+        "judged": any(counts is not None for _action, counts, *_more in actions),
         "charts": questions(found.objective),
         "minutes": minutes,
         "ranges": RANGES,
         "page_state": {"bad": "bad", "act": "act", "ok": "ok"}[line.state],
     }
     return send(request, "incident.html", context, parts=("all",))
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a change was made for, with the evidence for and against it."""
+
+    diagnosis: Diagnosis
+    evidence: list[Evidence]
+
+    @property
+    def axis(self) -> tuple[float, float]:
+        return _axis(self.evidence, [])
+
+
+def _explained(action: Action, found: Incident, shown: Diagnosis | None) -> Explained | None:
+    """None where the page shows that explanation already, or another of the same cause, for what
+    the action was made for; and of an action that was made for none."""
+    if shown is not None and action.cause in shown.causes and action.created_at >= found.run_since:
+        return None
+    made = found.diagnoses.filter(made_at__lte=action.created_at).prefetch_related("evidence")
+    acted_on = next((diagnosis for diagnosis in made if action.cause in diagnosis.causes), None)
+    if acted_on is None:
+        return None
+    evidence = [row for row in acted_on.evidence.all() if row.cause == action.cause]
+    return Explained(acted_on, evidence)
 
 
 def _counted(found: Incident) -> str:
@@ -97,6 +121,18 @@ def _counted(found: Incident) -> str:
         return _("Counted from the first of the control windows in a row that missed by far.")
     words = _("Counted from the first window that was not good when %(long)s burned too fast.")
     return words % {"long": duration(pair.long_s)}
+
+
+def _before(found: Incident) -> Counts | None:
+    """What missed in the hour before; None where that has an episode, which is told by itself."""
+    if found.reopened:
+        return None
+    return counts_between(
+        objective=found.objective,
+        scope=found.scope,
+        since=found.bad_since - BEFORE,
+        until=found.bad_since,
+    )
 
 
 def _minutes_around(found: Incident) -> int:

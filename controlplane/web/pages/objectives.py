@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
+from typing import Any
 
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
@@ -15,16 +16,17 @@ from django.utils.translation import gettext as _
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import incidents_of, incidents_open
+from controlplane.diagnosis.services import BAD_WINDOWS_TO_OPEN, FAST_BURN
 from controlplane.web.access import TenantRequest, minutes_of, page, send
-from controlplane.web.charts import RANGES, questions
+from controlplane.web.charts import RANGES, marks_of, questions
 from controlplane.web.story import StoryLine, lines_of
-from controlplane.web.templatetags.ui import factor, percent
-from slo.budget import EVENTS_MIN, bad_share_bar
+from controlplane.web.templatetags.ui import age
+from slo.budget import EVENTS_MIN, Counts, bad_share_bar, burn_rate, window_is_bad
 from slo.burn import PairState
 from slo.indicator import indicators
 from slo.models import Objective, Reading
 from slo.selectors import BudgetPoint, Standing, State, budget_series, objectives_standing, standing
-from tracing.types import Signal
+from tracing.types import Grid, Signal
 
 INCIDENTS_MAX = 20
 BUDGET_POINTS = 60
@@ -92,9 +94,10 @@ def objective(request: TenantRequest, slug: str) -> HttpResponse:
         "overdrawn": stands.budget_left is not None and stands.budget_left < 0,
         "bar": bad_share_bar(found.target, found.fast_burn),
         "budget": budget,
-        "budget_since": since,
+        "budget_times": [since + part / 4 * (now - since) for part in range(4)],
+        "budget_marks": cache(lambda: budget_marks(found, since, now)),
         "now": now,
-        "pairs": [(pair, _pair_state(pair), _why_quiet(pair, stands)) for pair in stands.pairs],
+        "rules": cache(lambda: burn_rules(stands)),
         "describe": indicators()[found.indicator].describe(found.spec),
         "counted": _(found.unit.many),
         "lines": cache(lambda: lines_of(incidents_of(found, INCIDENTS_MAX))),
@@ -121,6 +124,73 @@ def _events_left(stands: Standing) -> float | None:
     return abs(stands.counts.total * stands.objective.budget - stands.counts.bad)
 
 
+@dataclass(frozen=True)
+class Rule:
+    """A rule that opens incidents, as it stands: burn rates over two windows (seconds), what they
+    are compared with, and the newest incident it opened."""
+
+    state: str
+    severity: str
+    factor: float
+    short: float | None
+    short_s: float
+    long: float | None
+    long_s: float
+    note: str
+    opened: Incident | None
+
+
+def burn_rules(stands: Standing) -> list[Rule]:
+    """The fast rule of two control windows in a row, then the pairs."""
+    newest: dict[str, Incident] = {}
+    for incident in incidents_of(stands.objective, INCIDENTS_MAX):
+        newest.setdefault(incident.trigger, incident)
+    fast = _fast_rule(stands, newest.get(FAST_BURN))
+    return [*([fast] if fast else []), *(
+        Rule(
+            state=_pair_state(pair),
+            severity=pair.severity,
+            factor=pair.factor,
+            short=_weighed(pair.burn_short, pair, pair.short_s),
+            short_s=pair.short_s,
+            long=pair.weighed_long,
+            long_s=pair.long_s,
+            note=_why_quiet(pair, stands),
+            opened=newest.get(f"burn {pair.name}"),
+        )
+        for pair in stands.pairs
+    )]  # fmt: skip
+
+
+def _fast_rule(stands: Standing, opened: Incident | None) -> Rule | None:
+    """None before anything was judged."""
+    objective = stands.objective
+    rows = Reading.objects.filter(objective=objective, scope="").order_by("-window_end")
+    counts = [Counts(row.good, row.total) for row in rows[:BAD_WINDOWS_TO_OPEN]]
+    if not counts or stands.last_reading is None:
+        return None
+    window_s = stands.last_reading.window_s
+    target, bar = objective.target, bad_share_bar(objective.target, objective.fast_burn)
+    bad = stands.signal == Signal.OK and window_is_bad(counts[0], target, objective.fast_burn)
+    return Rule(
+        state="near" if bad else "quiet" if counts[0].total else "no_data",
+        severity="page",
+        factor=bar / objective.budget,
+        short=burn_rate(counts[0], target),
+        short_s=window_s,
+        long=burn_rate(sum(counts, Counts(0, 0)), target),
+        long_s=window_s * BAD_WINDOWS_TO_OPEN,
+        note=_("each of two control windows in a row"),
+        opened=opened,
+    )
+
+
+def _weighed(burn: float | None, pair: PairState, window_s: float) -> float | None:
+    """What a factor is compared with: time without history counts as time without burn."""
+    measured_s = pair.covered * pair.long_s
+    return None if burn is None else burn * min(measured_s / window_s, 1.0)
+
+
 def _pair_state(pair: PairState) -> str:
     if pair.firing:
         return "firing"
@@ -137,20 +207,8 @@ def _why_quiet(pair: PairState, stands: Standing) -> str:
     if pair.firing:
         return ""
     if pair.covered < 1:
-        facts = {
-            "share": percent(pair.covered, 0),
-            "burn": factor(pair.burn_long),
-            "weighed": factor(pair.weighed_long),
-        }
-        if pair.burn_long is None:
-            return _("%(share)s of the long window has history") % facts
-        return (
-            _(
-                "%(share)s of the long window has history; the time before counts as quiet, so "
-                "%(burn)s weighs %(weighed)s"
-            )
-            % facts
-        )
+        words = _("measured for %(time)s so far; the rest of the window counts as quiet")
+        return words % {"time": age(pair.covered * pair.long_s)}
     if stands.signal != Signal.OK:
         return _("nothing fires without fresh data")
     if not pair.enough:
@@ -169,6 +227,13 @@ class Curve:
     path: str
     grid: tuple[tuple[float, float], ...]
     zero: float
+
+
+def budget_marks(found: Objective, since: datetime, now: datetime) -> list[dict[str, Any]]:
+    """What happened in the time of the budget's curve, as the charts have it; `x` in % of it."""
+    span_s = max((now - since).total_seconds(), 1.0)
+    marks = marks_of(found, Grid(since, now, span_s))
+    return [mark | {"x": 100 * (mark["at"] - since.timestamp()) / span_s} for mark in marks]
 
 
 def budget_curve(points: list[BudgetPoint]) -> Curve | None:

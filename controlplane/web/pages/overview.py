@@ -92,6 +92,11 @@ class Overview:
         return sum(line.state == "act" for line in self.lines)
 
     @property
+    def spent_count(self) -> int:
+        """Objectives whose whole budget is spent, whether it burns now or not."""
+        return sum(row.standing.state == State.BREACHED for row in self.rows)
+
+    @property
     def smallest(self) -> ObjectiveRow | None:
         """The objective with the least budget left, None while none has data."""
         return next((row for row in self.rows if row.standing.budget_left is not None), None)

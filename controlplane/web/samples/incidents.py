@@ -181,7 +181,7 @@ class ActionSample:
     steps: tuple[Transition, ...]
 
 
-PRICE = ({"objective": "Each token within 50 ms", "before": 0.0, "after": 0.0231},)
+PRICE = ({"objective": "Each token within 50 ms", "before": 0.0, "after": 0.0231, "budget": 0.01},)
 VERDICTS = {
     State.VERIFIED: Verdict.BETTER,
     State.ROLLED_BACK: Verdict.INCONCLUSIVE,

@@ -19,6 +19,9 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from controlplane.actions.models import Action
+from controlplane.actions.selectors import short_of
+from controlplane.actions.standing import overridden_words
 from controlplane.alerts.message import sentences
 from controlplane.diagnosis.cause import UNKNOWN
 from controlplane.diagnosis.selectors import Story
@@ -100,6 +103,18 @@ def significant(value: float, digits: int = 3) -> str:
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = grouped(value, min(decimals, 6))
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+@register.filter
+def short(action: Action) -> bool:
+    """Whether more was missed after a change that was kept than was predicted of it."""
+    return short_of(action) is not None
+
+
+@register.filter
+def overridden(action: Action) -> str:
+    """What was set over a kept change, when and by whom; "" while it stands."""
+    return overridden_words(action)
 
 
 @register.filter

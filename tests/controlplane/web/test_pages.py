@@ -160,10 +160,46 @@ def test_objective_shows_four_facts_burn_rows_and_its_specification(ada: Any, fu
         "time to first token ≤ 500 ms",
     ):
         assert words in said
-    assert said.count("of the long window has history; the time before counts as quiet, so") == 3
-    assert "above the factor; time without history counts as quiet." in said
+    assert said.count("so far; the rest of the window counts as quiet") == 3
+    assert "when both windows of a rule burn faster than its factor." in said
     assert "&quot;threshold_ms&quot;: 500" in said
     assert "two windows in a row with more than 14.4\u00a0% missed" in said
+
+
+def test_objective_shows_the_rule_that_opened_an_incident(ada: Any, full: World) -> None:
+    client, found = ada(full), Incident.objects.get()
+    Incident.objects.update(trigger="fast burn")
+    said = text(client.get("/objectives/ttft/?part=burn"))
+    fast, *pairs = said.split("<tr>")[2:]
+    assert '<span class="chip bad">open</span>' in fast
+    assert "15\u00a0s</span>" in fast
+    assert "30\u00a0s</span>" in fast
+    assert re.search(r"opened the incident at <time [^>]*>" + f"{found.opened_at:%H:%M:%S}", fast)
+    assert len(pairs) == 4
+    Incident.objects.update(state="closed", closed_at=full.now, trigger="burn 1h/5m")
+    fast, *pairs = text(client.get("/objectives/ttft/?part=burn")).split("<tr>")[2:]
+    assert "opened" not in fast
+    assert "over at <time" in pairs[0]
+
+
+def test_the_budget_over_time_has_times_and_what_happened(ada: Any, full: World) -> None:
+    said = text(ada(full).get("/objectives/ttft/?part=state"))
+    axis = said.partition('<div class="axis">')[2].partition("</div>")[0]
+    assert axis.count("<time") == 4
+    for kind, sign in (("incident", "■"), ("action", "◆")):
+        mark = said.partition(f'<g class="mark {kind}">')[2].partition("</g>")[0]
+        assert sign in mark
+        x = re.search(r'x1="([\d.]+)%"', mark)
+        assert x is not None
+        assert 90 < float(x[1]) < 100, "minutes ago, of an hour"
+
+
+def test_overview_tells_burning_now_from_a_spent_budget(ada: Any, full: World) -> None:
+    Incident.objects.all().delete()
+    said = text(ada(full).get("/"))
+    assert "no incident now, 1 budget is spent</span>" in said
+    assert "no incident now; the budget of its 30 days is spent" in said
+    assert "The budget of “First token within 500 ms” is spent: " in said
 
 
 def test_objective_says_why_its_data_cannot_answer(ada: Any, full: World) -> None:

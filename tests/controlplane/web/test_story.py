@@ -210,12 +210,14 @@ def test_a_rise_is_no_fall_that_chance_may_have_made(ada: Any, full: World) -> N
 def test_the_price_of_a_kept_change_stands_beside_its_verdict(ada: Any, full: World) -> None:
     action = Action.objects.get()
     end(action, State.VERIFIED, full.now)
-    action.outcome["price"] = [{"objective": "Each token", "before": 0.0, "after": 0.0231}]
+    lost = {"objective": "Each token", "before": 0.0, "after": 0.0231, "budget": 0.01}
+    action.outcome["price"] = [lost]
     action.save()
     client = ada(full)
     for address in (f"/incidents/{Incident.objects.get().pk}/", "/actions/"):
         said = text(client.get(address))
-        assert "“Each token” got worse: 0\u00a0% → 2.31\u00a0% missed" in said
+        worse = "“Each token” got worse: 0\u00a0% → 2.31\u00a0% missed, over its budget of 1\u00a0%"
+        assert f'<p class="price">{worse}</p>' in said
 
 
 def test_one_request_is_said_as_one(ada: Any, full: World) -> None:
@@ -269,3 +271,115 @@ def test_incident_without_a_cause_says_so(ada: Any, empty: World) -> None:
     said = text(ada(empty).get(f"/incidents/{found.pk}/"))
     assert "Nothing is changed, because the evidence carries no cause." in said
     assert "No cause has enough evidence." in said
+
+
+def reopened(full: World) -> Incident:
+    """It was put right by a kept change, over, and goes on again since a minute, unexplained."""
+    found, action = Incident.objects.get(), Action.objects.get()
+    over_at, again = full.now - timedelta(seconds=100), full.now - timedelta(seconds=60)
+    end(action, State.VERIFIED, over_at - timedelta(seconds=15))
+    Incident.objects.update(closed_at=over_at, state="closed")
+    Incident.objects.get().run.save()
+    Incident.objects.update(
+        state="open", closed_at=None, reopened=1, bad_again_since=again, opened_again_at=again,
+        bad_events=1102, total_events=2001,
+    )  # fmt: skip
+    newest = explain(full, found, again + timedelta(seconds=2))
+    newest.evidence.all().delete()
+    why = {"no_action": "the cause is not known, so nothing is changed"}
+    because = "no cause examined explains it; the nearest, slow host, fails on: 10 % busy"
+    Diagnosis.objects.filter(pk=newest.pk).update(cause="unknown", because=because, facts=why)
+    return Incident.objects.get()
+
+
+def test_a_reopened_incident_tells_each_episode_with_its_own_steps_and_numbers(
+    ada: Any, full: World
+) -> None:
+    found = reopened(full)
+    (line,) = lines_of([found])
+    assert [step.word for step in line.steps] == [
+        "detected", "explained", "told", "acted", "kept", "over",
+        "again", "explained", "tell", "no action",
+    ]  # fmt: skip
+    said = text(ada(full).get(f"/incidents/{found.pk}/"))
+    newest, before = said.split('<p class="earlier muted">')
+    again = f"{found.run_since:%H:%M:%S}"
+    assert (
+        f"1,102 of 2,001 requests missed “First token within 500 ms” on engine-0 since {again}"
+        in (newest)
+    )
+    assert "The cause is not known, so nothing is changed." in newest
+    assert "Kept max_num_seqs" not in newest.partition('<section class="story')[2]
+    first = found.episodes.get()
+    assert first.closed_at is not None
+    when = f"from {first.bad_since:%H:%M:%S} to {first.closed_at:%H:%M:%S}"
+    assert f"Before, 184 of 412 requests missed it {when}. {BECAUSE}. Kept max_num_seqs at 32" in (
+        before
+    )
+
+
+def test_what_a_change_was_made_for_stays_beside_it(ada: Any, full: World) -> None:
+    client, found = ada(full), Incident.objects.get()
+    address = f"/incidents/{found.pk}/"
+    assert 'id="explained-' not in text(client.get(address)), "the page's evidence is its own"
+    reopened(full)
+    said = text(client.get(address))
+    change = said.partition('<article class="action"')[2].partition("</article>")[0]
+    assert f'id="explained-{found.actions.get().pk}"' in change
+    assert BECAUSE in change
+    assert "8 of 8 allowed requests run all the time" in change
+
+
+def test_both_openings_are_marked_on_the_charts(ada: Any, full: World) -> None:
+    found = reopened(full)
+    drawn = ada(full).get("/series/ttft/?minutes=60").json()
+    at = [mark["at"] for mark in drawn["marks"] if mark["kind"] == "incident"]
+    assert at == [found.opened_at.timestamp(), found.run.opened_at.timestamp()]
+
+
+def test_the_list_of_incidents_counts_only_what_was_seen(ada: Any, full: World) -> None:
+    found = reopened(full)
+    hole = [(full.now - timedelta(seconds=50)).isoformat(), full.now.isoformat()]
+    Incident.objects.update(
+        unmeasured=[hole], state="closed", closed_at=full.now + timedelta(seconds=10)
+    )
+    said = text(ada(full).get("/incidents/"))
+    first = found.episodes.get()
+    assert first.closed_at is not None
+    seen = round((first.closed_at - first.bad_since).total_seconds()) + 20
+    assert f"{seen // 60}\u00a0min {seen % 60}\u00a0s<small>and 50\u00a0s not measured" in said
+    assert "again <time" in said
+
+
+def test_a_change_that_was_set_back_says_so_wherever_it_is_told(ada: Any, full: World) -> None:
+    found, action = Incident.objects.get(), Action.objects.get()
+    end(action, State.VERIFIED, full.now)
+    client, address = ada(full), f"/incidents/{found.pk}/"
+    assert "Roll back" in text(client.get(address))
+    action.overridden = {
+        "knob": "max_num_seqs", "value": 8, "by": "start of the demo", "at": full.now.isoformat()
+    }  # fmt: skip
+    action.save()
+    words = f"set back to 8 at {full.now:%H:%M:%S} by start of the demo"
+    for page in ("/", address, "/actions/", "/incidents/"):
+        said = text(client.get(page))
+        assert words in said, page
+        assert "Roll back<" not in said, page
+    (line,) = lines_of([Incident.objects.get()])
+    assert ("set back", "max_num_seqs=8 by start of the demo") in [
+        (step.word, step.note) for step in line.steps
+    ]
+
+
+def test_a_prediction_that_was_missed_is_said_plainly(ada: Any, full: World) -> None:
+    action = Action.objects.get()
+    end(action, State.VERIFIED, full.now)
+    client = ada(full)
+    addresses = (f"/incidents/{Incident.objects.get().pk}/", "/actions/")
+    for most, said in ((0.01, False), (0.001, True)):
+        action.predicted = {"bad_share_max": most, "sentence": "the queue goes"}
+        action.save()
+        for address in addresses:
+            assert ("not reached" in text(client.get(address))) is said
+        told = "; at most 0.1% was predicted" in text(client.get("/?part=story"))
+        assert told is said
