@@ -26,7 +26,7 @@ stop: ## end what `make run` started, and nothing else
 	@if [ -x $(BIN)/trimtab ]; then $(BIN)/trimtab stop; else echo 'Nothing to stop: not set up yet.'; fi
 
 status: ## what runs, how it stands, what it costs
-	@if [ -x $(BIN)/trimtab ]; then $(BIN)/trimtab status; else echo 'Nothing runs: not set up yet. Try: make run'; fi
+	@if [ -x $(BIN)/trimtab ]; then $(BIN)/trimtab status || true; else echo 'Nothing runs: not set up yet. Try: make run'; fi
 
 setup: $(NODE) $(RUNTIME) $(WORDS) $(STEP) ## Python, front-end files, translations, compiled step
 

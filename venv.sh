@@ -11,8 +11,13 @@ stop() {
   exit 1
 }
 
-# The last of the lines is the reason, where there is one at all.
-why() { tail -n 1 <<<"${1:-it ends without a word}"; }
+# The reason, where there is one at all: of a traceback its last line, of a paragraph the sentence
+# that says what is not there, else its first line.
+why() {
+  local said=${1:-it ends without a word}
+  if grep -q '^Traceback' <<<"$said"; then tail -n 1 <<<"$said"
+  else grep -m 1 -iE 'not found|no such|cannot|error' <<<"$said" || grep -m 1 . <<<"$said"; fi
+}
 
 command -v "$python" >/dev/null ||
   stop "No $python. On Debian: apt-get install python3 python3-venv"

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,6 +86,8 @@ def up(options: argparse.Namespace) -> None:
 
     from controlplane.accounts.first_run import first_owner
 
+    kept = settings.TRIMTAB_HOME / ADDRESS
+    be_the_only_one(kept)
     sockets = [
         listen(settings.TRIMTAB_BIND, settings.TRIMTAB_WEB_PORT, "pages", "TRIMTAB_WEB_PORT"),
         listen(settings.TRIMTAB_BIND, settings.TRIMTAB_OTLP_PORT, "OTLP", "TRIMTAB_OTLP_PORT"),
@@ -115,7 +118,6 @@ def up(options: argparse.Namespace) -> None:
     )
     print(f"Sign in as {login.name}; the password is in {login.path}", flush=True)
     server = uvicorn.Server(config)
-    kept = settings.TRIMTAB_HOME / ADDRESS
     kept.write_text(f"{settings.TRIMTAB_PUBLIC_URL}\n")
     try:
         server.run(sockets=sockets)
@@ -123,6 +125,18 @@ def up(options: argparse.Namespace) -> None:
         kept.unlink(missing_ok=True)
     if not server.started:
         raise Stop("the control plane could not start; the reason stands above")
+
+
+def be_the_only_one(kept: Path) -> None:
+    """Raises Stop where a control plane runs over this home; `kept` has its address."""
+    from tracing import wiring
+
+    if holder := wiring.held_by():
+        at = f", at {kept.read_text().strip()}" if kept.exists() else ""
+        raise Stop(
+            f"a control plane runs over {kept.parent} already ({holder}){at}. Stop it, or give "
+            "this one a home of its own with TRIMTAB_HOME=FOLDER."
+        )
 
 
 def open_home() -> Path:
@@ -200,22 +214,40 @@ def status(options: argparse.Namespace) -> None:
             print_row("incident", STATUS_ROWS["incidents"](row))
 
 
+def heard(row: dict[str, Any], verb: str) -> str:
+    """How old what is told of a node or an engine is: the API has the last it was told itself."""
+    if row["last_seen_at"] is None:
+        return f"never {verb}"
+    at = datetime.fromisoformat(row["last_seen_at"])
+    if row["state"] == "ok":
+        return f"{verb} {max(0.0, time.time() - at.timestamp()):.0f} s ago"
+    return f"not {verb} since {at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def engine_status(engine: dict[str, Any]) -> str:
     """What is known of it: of one that was never reached neither configuration nor knobs."""
     version = engine["config_version"]
     told = (
         engine["state"],
+        heard(engine, "read"),
         "" if version is None else f"config version {version}",
         " ".join(f"{knob}={value}" for knob, value in sorted(engine["values"].items())),
     )
     return f"{engine['name']} ({engine['service']}): {', '.join(filter(None, told))}"
 
 
+def node_status(node: dict[str, Any]) -> str:
+    told = (
+        f"agent {node['state']}",
+        heard(node, "heard"),
+        node["gpu_status"] or f"GPUs {len(node['gpus'])}",
+        f"{node['agent_rss_bytes'] / 2**20:.0f} MiB",
+    )
+    return f"{node['name']}: {', '.join(told)}"
+
+
 STATUS_ROWS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "nodes": lambda n: (
-        f"{n['name']}: agent {n['state']}, {n['gpu_status'] or 'GPUs ' + str(len(n['gpus']))}, "
-        f"{n['agent_rss_bytes'] / 2**20:.0f} MiB"
-    ),
+    "nodes": node_status,
     "engines": engine_status,
     "objectives": lambda o: f"{o['name']} ({o['service']}): {o['standing']['state']}",
     "incidents": lambda i: f"{i['state']}: {i['what']}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import httpx
 
 TIMEOUT_S = 30
+ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class Stop(Exception):
@@ -48,7 +50,10 @@ class Client:
         try:
             answer = self._http.request(method, path, **options)
         except httpx.TransportError as error:
-            raise Stop(f"no control plane at {self.url} ({error}). Start one: trimtab up") from None
+            why = ERROR_NUMBER.sub("", str(error)) or type(error).__name__
+            raise Stop(
+                f"no control plane at {self.url}: {why.lower()}. Start one: trimtab up"
+            ) from None
         if answer.is_success:
             return answer
         try:

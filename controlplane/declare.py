@@ -100,7 +100,7 @@ def apply(client: Client, files: list[str], *, dry_run: bool) -> None:
             for document in documents(_read(name)):
                 found[document.noun].append((name, document))
         except FileError as error:
-            raise Stop(f"{name}:{error.line}: {error}") from None
+            raise Stop(f"{_shown_name(name)}:{error.line}: {error}") from None
     body: dict[str, Any] = {n: [d.spec for _, d in pairs] for n, pairs in found.items()}
     try:
         answer = client.call(
@@ -118,7 +118,12 @@ def _read(name: str) -> str:
         with Path(name).open(encoding="utf-8") as file:
             return file.read(FILE_CHARS_MAX + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise Stop(f"cannot read {name}: {error}") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise Stop(f"cannot read {_shown_name(name)}: {reason}") from None
+
+
+def _shown_name(name: str) -> str:
+    return "standard input" if name == "-" else name
 
 
 def _placed(refused: Refused, found: dict[str, list[tuple[str, Document]]]) -> Stop:
@@ -129,7 +134,7 @@ def _placed(refused: Refused, found: dict[str, list[tuple[str, Document]]]) -> S
         return refused
     name, document = found[noun][int(index)]
     path, line = document.at(param)
-    return Stop(f"{name}:{line}: {path}: {refused}")
+    return Stop(f"{_shown_name(name)}:{line}: {path}: {refused}")
 
 
 def _tell(answer: dict[str, Any], dry_run: bool) -> None:

@@ -1,4 +1,5 @@
-"""Reads an HTTP answer that may be endless, slow or cut off: so many bytes, in such time."""
+"""An HTTP answer that may be endless, slow or cut off: so many bytes, in such time; and why there
+is none."""
 
 from __future__ import annotations
 
@@ -20,3 +21,8 @@ def body_read(response: http.client.HTTPResponse, *, bytes_max: int, timeout_s: 
         raise OSError(f"answer broke off, {response.length} bytes short")
     response.close()  # read1 does not notice the end itself, and a kept connection waits for it
     return bytes(body)
+
+
+def why(error: Exception) -> str:
+    """The reason in words, without the number of the system's error."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -38,6 +38,7 @@ from gpu_agent.protocol import (
 )
 from gpu_agent.source import Place, Source, source_classes
 from gpu_agent.spool import Answer, Sender, Spool
+from gpu_agent.standing import Standing
 from gpu_agent.transport import Connection, SyncLoop
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,14 @@ class Agent:
             return connection.post(METRICS_PATH, body, headers)
 
         return Sender(
-            self.spool, post, token=config.ingest_token, rejected_points=otlp.rejected_points
+            self.spool,
+            post,
+            token=config.ingest_token,
+            standing=Standing(
+                lost=f"telemetry is not taken at {config.otlp_url}",
+                back=f"telemetry is taken again at {config.otlp_url}",
+            ),
+            rejected_points=otlp.rejected_points,
         )
 
     def _make_sync(self) -> SyncLoop:

@@ -27,6 +27,7 @@ from gpu_agent.engine_adapter import Conflict, EngineAdapter, EngineState, Refus
 from gpu_agent.journal import Entry, Journal
 from gpu_agent.limits import BoundsError, change_refusal, form_refusal, load_bounds
 from gpu_agent.protocol import Command, CommandKind, CommandResult, CommandState
+from gpu_agent.standing import Standing
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,9 @@ class Guard:
         self.clock = clock or Clock()
         self.state: EngineState | None = None
         self.error = "not read yet"
+        self._standing = Standing(
+            lost=f"engine {engine} does not answer", back=f"engine {engine} answers again"
+        )
         self.read_every_s = read_every_s
         self._server_offset_s = server_offset_s
         self._changed = changed
@@ -113,9 +117,12 @@ class Guard:
     def _read(self) -> EngineState:
         try:
             self.state = self.adapter.read()
-        except Refused as error:  # its configuration is not to be had now; it may be later
+        # Refused: its configuration is not to be had now; it may be later.
+        except (Refused, Unreachable) as error:
+            self._standing.bad(str(error))
             raise Unreachable(str(error)) from error
         self.error = ""
+        self._standing.good()
         return self.state
 
     # -- trials: commit, revert, and the timer ------------------------------------------------

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpu_agent.backoff import Backoff
+from gpu_agent.bounded import why
 from gpu_agent.standing import Standing
 
 log = logging.getLogger(__name__)
@@ -208,6 +209,7 @@ class Sender:
         *,
         token: str,
         backoff: Backoff | None = None,
+        standing: Standing | None = None,
         rejected_points: Callable[[bytes], tuple[int, str]] = lambda body: (0, ""),
     ) -> None:
         self.spool = spool
@@ -216,7 +218,7 @@ class Sender:
         self.sent = 0
         self.points_rejected = 0
         self.errors: Counter[str] = Counter()
-        self.standing = Standing()
+        self.standing = standing or Standing()
         self._token = token
         self._rejected_points = rejected_points
         self._refusals: Counter[int] = Counter()
@@ -249,7 +251,7 @@ class Sender:
         try:
             answer = self.post(body, headers)
         except OSError as error:
-            return self._failed(f"network: {error or type(error).__name__}", "network", None)
+            return self._failed(f"network: {why(error)}", "network", None)
         if 200 <= answer.status < 300:
             self._succeeded(batch, answer)
             return 0.0
@@ -258,7 +260,8 @@ class Sender:
             self._refusals[batch.sequence] += answer.status >= 500
             return self._failed(reason, reason, answer.retry_after_s)
         reason = f"HTTP {answer.status}"
-        self._warn_once(f"{reason} drops batches: {answer.body[:200].decode('utf-8', 'replace')}")
+        words = answer.body.decode("utf-8", "replace").replace(self._token, "…")
+        self._warn_once(f"{reason} drops batches: {words[:200]}")
         self.spool.drop(batch, reason)
         self.standing.bad(reason)
         return 0.0

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpu_agent.backoff import Backoff
-from gpu_agent.bounded import body_read
+from gpu_agent.bounded import body_read, why
 from gpu_agent.clock import wall_of
 from gpu_agent.protocol import SYNC_PATH, Command, SyncReply, SyncRequest, WireError
 from gpu_agent.spool import Answer
@@ -124,7 +124,10 @@ class SyncLoop:
         handle: Callable[[SyncRequest, SyncReply], None],
         backoff: Backoff | None = None,
     ) -> None:
-        self.standing = Standing()
+        self.standing = Standing(
+            lost=f"control plane not reached at {connection.url}",
+            back=f"control plane reached again at {connection.url}",
+        )
         self.offset_s = 0.0
         self._connection = connection
         self._token = token
@@ -157,11 +160,12 @@ class SyncLoop:
             reply = self._exchange(self._request(stopping))
         # sqlite3: a journal that cannot be written takes no commands; they will be offered again.
         except (OSError, ValueError, sqlite3.Error) as error:
-            self.standing.bad(str(error) or type(error).__name__)
+            self.standing.bad(why(error))
             return self._backoff.fail(), True
         if isinstance(reply, Answer):
-            words = reply.body[:200].decode("utf-8", "replace")
-            self.standing.bad(f"HTTP {reply.status}: {words}")
+            # Whoever stands in between may answer with what it was sent.
+            words = reply.body.decode("utf-8", "replace").replace(self._token, "…")
+            self.standing.bad(f"HTTP {reply.status}: {words[:200]}")
             return self._backoff.fail(reply.retry_after_s), True
         self._backoff.succeed()
         self.standing.good()

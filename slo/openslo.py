@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from difflib import get_close_matches
 from typing import Any
 
 import yaml
@@ -133,16 +134,28 @@ class _Plain:
 
 @dataclass
 class _Taken:
-    """A part of a document while its keys are taken out one by one; what is left is refused."""
+    """A part of a document while its keys are taken out one by one; `allowed` are all it may have,
+    None: whatever it has. A name that is not is told first, whatever it may be missing for."""
 
     value: Any
     path: str
     lines: Mapping[str, int]
+    allowed: Collection[str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, dict):
-            raise self.error(f"got {self.value!r}, wanted: names with values")
+            got = "missing" if self.value is None else f"got {self.value!r}"
+            raise self.error(f"{got}, wanted: names with values")
         self.left = dict(self.value)
+        if self.allowed is not None:
+            self._refuse_others(self.allowed)
+
+    def _refuse_others(self, allowed: Collection[str]) -> None:
+        for key in self.left:
+            if key not in allowed:
+                near = get_close_matches(key, allowed, n=1)
+                meant = f"did you mean {near[0]}? " if near else ""
+                raise self.error(f"not supported; {meant}allowed here: {', '.join(allowed)}", key)
 
     def error(self, message: str, key: str = "") -> FileError:
         path = ".".join(part for part in (self.path, key) if part)
@@ -151,34 +164,28 @@ class _Taken:
     def take(self, key: str, default: Any = None) -> Any:
         return self.left.pop(key, default)
 
-    def part(self, key: str, default: Any = None) -> _Taken:
+    def part(self, key: str, allowed: Collection[str] | None) -> _Taken:
         path = ".".join(part for part in (self.path, key) if part)
-        return _Taken(self.take(key, default), path, self.lines)
+        return _Taken(self.take(key), path, self.lines, allowed)
 
-    def only(self, key: str) -> _Taken:
+    def only(self, key: str, allowed: Collection[str]) -> _Taken:
         """The one object of a list of one."""
         given = self.take(key)
         if not isinstance(given, list) or len(given) != 1:
             raise self.error(f"got {given!r}, wanted: a list of one", key)
-        return _Taken(given[0], f"{self.path}.{key}[0]", self.lines)
-
-    def done(self, allowed: Collection[str]) -> None:
-        for key in self.left:
-            raise self.error(f"not supported; allowed here: {', '.join(allowed)}", key)
+        return _Taken(given[0], f"{self.path}.{key}[0]", self.lines, allowed)
 
 
 def _document(plain: _Plain) -> Document:
-    top = _Taken(plain.value, "", plain.lines)
+    top = _Taken(plain.value, "", plain.lines, ("apiVersion", "kind", "metadata", "spec"))
     version, kind = top.take("apiVersion"), top.take("kind")
-    reader = READERS.get((version, kind))
-    if reader is None:
+    if (version, kind) not in READERS:
         known = "; ".join(f"apiVersion: {v}, kind: {k}" for v, k in READERS)
         raise top.error(f"apiVersion: {version}, kind: {kind}; allowed: {known}")
-    metadata, spec = top.part("metadata"), top.part("spec")
-    top.done(("apiVersion", "kind", "metadata", "spec"))
+    reader, fields = READERS[version, kind]
+    metadata, spec = top.part("metadata", ("name", "displayName")), top.part("spec", fields)
     found: dict[str, Any] = {"slug": metadata.take("name"), "name": metadata.take("displayName")}
     places = {"slug": "metadata.name", "name": "metadata.displayName"}
-    metadata.done(("name", "displayName"))
     noun = reader(spec, found, places)
     given = {name: value for name, value in found.items() if value is not None}
     return Document(noun, given, places, plain.lines)
@@ -192,28 +199,22 @@ def _slo(spec: _Taken, found: dict[str, Any], places: dict[str, str]) -> str:
         found[name], places[name] = spec.take(key), f"spec.{key}"
     found["window_days"] = _window_days(spec)
     places["window_days"] = "spec.timeWindow[0].duration"
-    indicator = spec.part("indicator").part("spec")
+    indicator = spec.part("indicator", ("spec",)).part("spec", None)
     if len(indicator.left) != 1:
         raise indicator.error("wanted: one indicator by its name, with its parameters")
     ((kind, parameters),) = indicator.left.items()
     found |= {"indicator": kind, "spec": parameters if parameters is not None else {}}
     places |= {"indicator": "spec.indicator.spec", "spec": f"spec.indicator.spec.{kind}"}
-    objective = spec.only("objectives")
+    objective = spec.only("objectives", ("target", "targetPercent"))
     found["target"], places["target"] = _target(objective)
-    objective.done(("target", "targetPercent"))
-    spec.done(
-        ("service", "indicator", "timeWindow", "budgetingMethod", "objectives", "fastBurn",
-         "enabled")
-    )  # fmt: skip
     return "objectives"
 
 
 def _window_days(spec: _Taken) -> int | None:
     if "timeWindow" not in spec.left:
         return None
-    window = spec.only("timeWindow")
+    window = spec.only("timeWindow", ("duration", "isRolling"))
     duration, rolling = window.take("duration"), window.take("isRolling", True)
-    window.done(("duration", "isRolling"))
     if rolling is not True:
         raise window.error(f"got {rolling!r}, allowed: true, for windows roll", "isRolling")
     match = _DURATION.fullmatch(str(duration))
@@ -234,24 +235,26 @@ def _target(objective: _Taken) -> tuple[Any, str]:
 
 
 def _contract(spec: _Taken, found: dict[str, Any], places: dict[str, str]) -> str:
-    fields = {
-        "provider": "provider", "consumer": "consumer", "objectives": "objectives",
-        "period": "period", "terms": "penalty", "starts_on": "startsOn",
-    }  # fmt: skip
-    for name, key in fields.items():
+    for name, key in CONTRACT_FIELDS.items():
         found[name], places[name] = spec.take(key), f"spec.{key}"
     if "fee" in spec.left:
-        fee = spec.part("fee")
+        fee = spec.part("fee", ("amount", "currency"))
         found["fee"], places["fee"] = fee.take("amount"), "spec.fee.amount"
         found["currency"], places["currency"] = fee.take("currency"), "spec.fee.currency"
-        fee.done(("amount", "currency"))
-    spec.done((*fields.values(), "fee"))
     return "contracts"
 
 
-READERS: dict[tuple[Any, Any], Callable[[_Taken, dict[str, Any], dict[str, str]], str]] = {
-    ("openslo/v1", "SLO"): _slo,
-    ("trimtab/v1", "Contract"): _contract,
+Reader = Callable[[_Taken, dict[str, Any], dict[str, str]], str]
+SLO_FIELDS = (
+    "service", "indicator", "timeWindow", "budgetingMethod", "objectives", "fastBurn", "enabled",
+)  # fmt: skip
+CONTRACT_FIELDS = {  # as the REST API calls them → as a file does
+    "provider": "provider", "consumer": "consumer", "objectives": "objectives",
+    "period": "period", "terms": "penalty", "starts_on": "startsOn",
+}  # fmt: skip
+READERS: dict[tuple[Any, Any], tuple[Reader, Collection[str]]] = {
+    ("openslo/v1", "SLO"): (_slo, SLO_FIELDS),
+    ("trimtab/v1", "Contract"): (_contract, (*CONTRACT_FIELDS.values(), "fee")),
 }
 
 

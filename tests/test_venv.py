@@ -49,6 +49,8 @@ def python_that(folder: Path, does: str) -> str:
         ("exit 0", "it ends without a word"),
         ("exit 1", "it ends without a word"),
         ("echo 'no such library' >&2; exit 127", "no such library"),
+        ("printf 'py: x: not found\\n\\nIt is in:\\n  3.10\\n'; exit 127", "py: x: not found"),
+        ("printf 'Traceback (…):\\n  an error\\nOSError: no\\n'; exit 1", "OSError: no"),
     ],
 )
 def test_a_python_that_does_not_run_is_named_with_its_reason(

@@ -10,17 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tracing.ingest import Door
+from tracing.store.lock import holder
 from tracing.store.store import Store
 
 _lock = threading.RLock()
 _open_store: Callable[[], Store] | None = None
+_path: Path | None = None
 _store: Store | None = None
 _door: Door | None = None
 
 
 def configure(path: Path, *, retention_days: int) -> None:
     """Say where the telemetry lives; opens nothing."""
-    global _open_store
+    global _open_store, _path
 
     def open_store() -> Store:
         # Here, not above: importing chDB takes 260 MiB, which commands have no use for.
@@ -28,7 +30,12 @@ def configure(path: Path, *, retention_days: int) -> None:
 
         return ChdbStore(path, retention_days=retention_days)
 
-    _open_store = open_store
+    _open_store, _path = open_store, path
+
+
+def held_by() -> str | None:
+    """The process that has the store open, as in “PID: 123”; None when nobody has."""
+    return None if _path is None else holder(_path)
 
 
 def store() -> Store:

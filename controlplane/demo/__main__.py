@@ -33,7 +33,8 @@ from controlplane.demo.closing import (
     settled,
 )
 from controlplane.demo.house import House, NotReady, Ports, free_port
-from controlplane.demo.options import MINUTES, ROOT, options, port_option
+from controlplane.demo.measuring import measured
+from controlplane.demo.options import ROOT, options, port_option
 from controlplane.demo.pace import NORMAL, PACES
 from controlplane.demo.play import Play
 from controlplane.demo.processes import STORIES, Died, closing_line, record, running
@@ -43,13 +44,12 @@ from controlplane.demo.screen import Gone, Screen, hung, width
 from controlplane.demo.story import Story
 from controlplane.home import ALLOWED, state_folder
 from engine.load import Request, arrivals, bursts, read_azure_csv
-from engine.replay import Record, Replayer, Status, Summary, calibrate, summarise
+from engine.replay import Record, Replayer, Status, Summary, summarise
 
 WATCH_FOR = (
     "first tokens come late; the page says since when and because of what; a chat message arrives "
     "here; a knob turns; the change is kept or undone by what it did to the requests."
 )
-LOOKS, LOOK_S = 3, 4.0
 LIVE_EVERY_S = 1.0
 LIVE_OVER_S = 15.0
 ENDINGS = tuple(
@@ -88,7 +88,8 @@ def main() -> int:
         return ENDED_EARLY if chosen.scenario else 0  # a story broken off proves nothing
     except (NotReady, Died, ValueError, RuntimeError, OSError, httpx.HTTPError) as error:
         screen.settle()
-        screen.say(f"The demo ended: {error}")
+        first, *rest = f"The demo ended: {error}".splitlines()
+        screen.say(*hung("", first, width()), *rest)
         return 1
     finally:
         for number in ENDINGS:  # what was started is ended, however impatient one is
@@ -146,13 +147,15 @@ def shifting_load(
     """What to send, and in words."""
     if chosen.trace:
         requests = read_azure_csv(chosen.trace, chosen.scale)
+        if chosen.minutes:
+            requests = [each for each in requests if each.at_s < chosen.minutes * 60]
         return requests, f"{chosen.trace.name}, {chosen.scale:g}× as fast"
     capacity = measured(house, chosen.home, screen)
     share = SCENARIOS["burst"].load if chosen.load is None else chosen.load
     quiet = CALM if chosen.calm is None else chosen.calm
     calm, high = quiet * capacity, share * capacity
     quiet_s = chosen.quiet_min * 60
-    shifted_s = max(60.0, (chosen.minutes or MINUTES) * 60 - quiet_s)
+    shifted_s = chosen.minutes * 60 - quiet_s
     phases = [(quiet_s, calm), *bursts(chosen.seed, shifted_s, high)]
     return arrivals(chosen.seed, phases, name="demo"), (
         f"{calm:.0f} requests/s, after {spoken(quiet_s)} {high:.0f} in bursts "
@@ -162,29 +165,6 @@ def shifting_load(
 
 def spoken(seconds: float) -> str:
     return f"{seconds / 60:g} minutes" if seconds >= 120 else f"{seconds:.0f} s"
-
-
-def measured(house: House, home: Path, screen: Screen) -> float:
-    """Requests a second an engine like the house's sustains in such a house.
-
-    Control plane and agent take their part of the machine, so that an engine alone sustains more.
-    The best of three looks: what disturbs one for seconds is not what the story is about. In a
-    house of its own, for a measurement is no traffic.
-    """
-    screen.step("measuring what an engine sustains here beside control plane and agent (12 s)")
-    trial = replace(
-        house,
-        home=home / STORIES / "measuring",
-        ports=Ports.free(),
-        settings={**house.settings, "TRIMTAB_AUTOPILOT": "0"},
-    )
-    try:
-        trial.start()
-        looks = [asyncio.run(calibrate(trial.engine_url, seconds=LOOK_S)) for _ in range(LOOKS)]
-        return max(look.requests_per_s for look in looks)
-    finally:
-        trial.stop()
-        shutil.rmtree(trial.home, ignore_errors=True)
 
 
 def open_house(house: House, screen: Screen, load: str, watch_for: str) -> None:
@@ -224,7 +204,7 @@ def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: S
     scenario = replace(scenario, **{k: v for k, v in given.items() if v is not None})
     story_s = scenario.windows * pace.window_s
     if chosen.minutes:
-        story_s = max(pace.window_s, chosen.minutes * 60 - quiet_s)
+        story_s = chosen.minutes * 60 - quiet_s
         scenario = replace(scenario, windows=story_s / pace.window_s)
     capacity = measured(house, chosen.home, screen)
     requests = scenario.requests(chosen.seed, capacity, quiet_s, story_s)

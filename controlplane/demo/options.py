@@ -20,8 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # As `trimtab up` has them; engine, agent and receiver have none.
 PORT_SETTINGS = {name: f"TRIMTAB_{name.upper()}_PORT" for name in ("web", "otlp", "otlp_grpc")}
 LOWEST = {"otlp_grpc": 0}  # none
+OF_THE_STORY = ("scenario", "calm", "load", "quiet_min")  # a recorded trace has none of them
 MINUTES = 30.0
 QUIET_WINDOWS = 12  # control windows: 3 minutes at the normal pace
+CALM_MAX, LOAD_MAX = 1.0, 4.0  # of what was measured: above it nothing is calm
+TRACE = "AzureLLMInferenceTrace_conv.csv of https://github.com/Azure/AzurePublicDataset"
 ABOUT = "Control plane, engine, agent and load on this machine: watch the loop close."
 ABOUT_LOAD = (
     "Arrivals and lengths have the statistics of the Azure LLM inference trace 2023 "
@@ -56,26 +59,47 @@ def options(argv: Sequence[str] | None = None) -> argparse.Namespace:
         setting = PORT_SETTINGS.get(name, "")
         parser.add_argument(
             port_option(name), type=partial(port, lowest=LOWEST.get(name, 1)),
-            default=os.environ.get(setting, str(number)),
             metavar="PORT", help=f"default: {setting and f'{setting} or '}{number}",
         )  # fmt: skip
     chosen = parser.parse_args(argv)
-    if chosen.scenario and chosen.trace:
-        parser.error("--trace: not with --scenario, which brings a load of its own")
+    _check_story(parser, chosen)
+    _complete_ports(parser, chosen)
+    return chosen
+
+
+def _check_story(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    given = [name for name in OF_THE_STORY if getattr(chosen, name) is not None]
+    if chosen.trace and given:
+        option = f"--{given[0].replace('_', '-')}"
+        parser.error(f"--trace: not with {option}, for a trace brings a load of its own")
+    window_min = PACES[chosen.pace].window_s / 60
     if chosen.quiet_min is None:
-        chosen.quiet_min = QUIET_WINDOWS * PACES[chosen.pace].window_s / 60
-    if chosen.minutes is not None and chosen.minutes <= chosen.quiet_min:
+        chosen.quiet_min = QUIET_WINDOWS * window_min
+    if chosen.minutes is None and not chosen.scenario and not chosen.trace:
+        chosen.minutes = MINUTES
+    least_min = chosen.quiet_min + window_min
+    if chosen.minutes is not None and not chosen.trace and chosen.minutes < least_min:
         parser.error(
-            f"--minutes: got {chosen.minutes:g}, allowed: more than the "
-            f"{chosen.quiet_min:g} before the shift (--quiet-min)"
+            f"--minutes: got {chosen.minutes:g}, allowed: {least_min:g} or more, the "
+            f"{chosen.quiet_min:g} before the shift (--quiet-min) and a control window after it"
         )
+
+
+def _complete_ports(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> None:
+    """Where no option says it, a port is where its variable has it, else the usual one."""
     named: dict[int, str] = {}
-    for name in vars(Ports()):
+    for name, usual in vars(Ports()).items():
         number = getattr(chosen, f"{name}_port")
+        if number is None:
+            setting = PORT_SETTINGS.get(name, "")
+            try:
+                number = port(os.environ.get(setting, str(usual)), LOWEST.get(name, 1))
+            except argparse.ArgumentTypeError as error:
+                parser.error(f"{setting}: {error}")
+            setattr(chosen, f"{name}_port", number)
         if other := named.get(number):
             parser.error(f"{port_option(name)}: {number} is the {other} port already")
         named[number] = name
-    return chosen
 
 
 def port_option(name: str) -> str:
@@ -100,24 +124,25 @@ def _add_story(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--minutes", type=above_0,
-        help="in all (default: 30, of a scenario its story)",
+        help="in all, a control window after the shift at least "
+        f"(default: {MINUTES:g}, of a scenario its story, of a trace all of it)",
     )  # fmt: skip
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--calm", type=above_0, metavar="SHARE",
+        "--calm", type=partial(above_0, most=CALM_MAX), metavar="SHARE",
         help="load before the shift, as a share of this machine's capacity "
-        f"(default: the scenario's; without one {CALM:g})",
+        f"(at most {CALM_MAX:g}; default: the scenario's; without one {CALM:g})",
     )  # fmt: skip
     parser.add_argument(
-        "--load", type=above_0, metavar="SHARE",
-        help="load after the shift, likewise (default: the scenario's; without one "
-        f"{SCENARIOS['burst'].load:g}, in bursts)",
+        "--load", type=partial(above_0, most=LOAD_MAX), metavar="SHARE",
+        help=f"load after the shift, likewise (at most {LOAD_MAX:g}; default: the scenario's; "
+        f"without one {SCENARIOS['burst'].load:g}, in bursts)",
     )  # fmt: skip
     parser.add_argument("--seed", type=whole, default=1, help="seed of arrivals and lengths")
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="replay the published Azure CSV instead"
+        "--trace", type=trace_file, metavar="FILE", help="replay the published Azure CSV instead"
     )
     parser.add_argument(
         "--scale", type=above_0, default=1.0, help="of a trace: how much faster than recorded"
@@ -134,14 +159,25 @@ def listed() -> str:
     )
 
 
-def above_0(text: str) -> float:
+def above_0(text: str, most: float = math.inf) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a number above 0")
+    if not 0 < number <= most or number == math.inf:
+        limit = "" if most == math.inf else f", at most {most:g}"
+        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a number above 0{limit}")
     return number
+
+
+def trace_file(text: str) -> Path:
+    try:
+        with Path(text).open("rb"):
+            return Path(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"cannot read {text!r}: {error.strerror}. Wanted: {TRACE}"
+        ) from None
 
 
 def whole(text: str) -> int:

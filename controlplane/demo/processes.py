@@ -35,9 +35,11 @@ class Processes:
         self.run.mkdir(parents=True, exist_ok=True)
         self.log.mkdir(parents=True, exist_ok=True)
         self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.log_begins: dict[str, int] = {}  # where in its file the log of this run begins
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        with (self.log / f"{name}.log").open("ab") as log, uninterrupted():
+        with self.log_of(name).open("ab") as log, uninterrupted():
+            self.log_begins[name] = log.tell()
             child = subprocess.Popen(
                 argv,
                 env={**os.environ, **env},
@@ -53,11 +55,21 @@ class Processes:
         """Raises Died when a child is no longer running."""
         for name, child in list(self.children.items()):
             if child.poll() is not None:
-                raise Died(f"{name} ended with status {child.returncode}.\n{self.tail(name)}")
+                raise Died(
+                    f"{name} {how_ended(child.returncode)}. Start again: make run\n"
+                    f"The end of its log, {self.log_of(name)}:\n{self.tail(name)}"
+                )
+
+    def log_of(self, name: str) -> Path:
+        return self.log / f"{name}.log"
 
     def tail(self, name: str, lines_max: int = 12) -> str:
-        text = (self.log / f"{name}.log").read_text(errors="replace")
-        return "\n".join(f"    {line}" for line in text.splitlines()[-lines_max:])
+        """What it said last, since it was started here."""
+        with self.log_of(name).open("rb") as log:
+            log.seek(self.log_begins.get(name, 0))
+            text = log.read().decode(errors="replace")
+        lines = text.splitlines()[-lines_max:] or ["(nothing)"]
+        return "\n".join(f"    {line}" for line in lines)
 
     def kill(self, name: str) -> None:
         """SIGKILL, now; for proofs. The child is gone when this returns, its record stays."""
@@ -72,6 +84,15 @@ class Processes:
     def stop(self) -> None:
         for name in reversed(list(self.children)):
             self.end(name)
+
+
+def how_ended(status: int) -> str:
+    """A child's exit status in words; negative where a signal ended it."""
+    if status >= 0:
+        return f"ended with status {status}"
+    if -status == signal.SIGKILL:
+        return "was killed (signal 9), by hand or because the machine ran out of memory"
+    return f"was ended by signal {-status} ({signal.strsignal(-status)})"
 
 
 @contextmanager

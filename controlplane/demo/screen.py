@@ -73,6 +73,7 @@ class Screen:
         with self.printing:
             self._write(self._clear())
             self.live = ""
+            self.last_said_s = -self.every_s  # what comes next has a beginning of its own
 
     def chat(self, message: dict[str, Any]) -> None:
         """The message as a chat service would show it."""

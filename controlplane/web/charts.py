@@ -38,14 +38,21 @@ Values = list[float | None]
 
 @dataclass(frozen=True)
 class Line:
-    """`values` has one entry per window, None where nothing was measured; `style` "", dash, dot."""
+    """`values` has one entry per window, None where nothing was measured; `style` "", dash, dot.
+    What is set, not measured, is `stepped`: it holds until the window in which it was changed."""
 
     label: str
     values: Values
     style: str = ""
+    stepped: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"label": self.label, "style": self.style, "values": self.values}
+        return {
+            "label": self.label,
+            "style": self.style,
+            "stepped": self.stepped,
+            "values": self.values,
+        }
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,7 @@ def load(objective: Objective, reader: Reader, grid: Grid) -> dict[str, Any]:
         [
             Line(_("running"), _known(running, grid)),
             Line(_("waiting"), _known(waiting, grid)),
-            Line(_("cap"), _known(capped, grid), "dash"),
+            Line(_("cap"), _known(capped, grid), "dash", stepped=True),
         ],
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import Engine, Node
@@ -54,6 +56,17 @@ def fleet_cells(
                 filling = readings.of_gpu(node, gpu) if readings else None
                 cells.append(_filled(cell, readings, filling))
     return cells
+
+
+def cells_counted(cells: Sequence[Cell]) -> str:
+    """“1 engine”, “2 engines, 4 GPUs”."""
+    gpus = sum(cell.key.startswith("gpu-") for cell in cells)
+    engines = len(cells) - gpus
+    said = (
+        ngettext("%(n)s engine", "%(n)s engines", engines) % {"n": engines} if engines else "",
+        ngettext("%(n)s GPU", "%(n)s GPUs", gpus) % {"n": gpus} if gpus else "",
+    )
+    return _(", ").join(filter(None, said))
 
 
 def _filled(cell: Cell, readings: Readings | None, filling: Filling | None) -> Cell:

@@ -12,7 +12,7 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from gpu_agent.bounded import body_read
+from gpu_agent.bounded import body_read, why
 from gpu_agent.engine_adapter import (
     Conflict,
     EngineAdapter,
@@ -55,8 +55,7 @@ class ReferenceEngine(EngineAdapter):
                     body = body_read(response, bytes_max=ANSWER_BYTES_MAX, timeout_s=self.timeout_s)
                     return response.status, body
         except (OSError, http.client.HTTPException) as error:
-            reason = str(error) or type(error).__name__
-            raise Unreachable(f"{self.url}{PATH}: {reason}") from error
+            raise Unreachable(f"{self.url}{PATH}: {why(error)}") from error
 
     def _state(self, status: int, body: bytes) -> EngineState:
         if status != 200:

@@ -6,11 +6,12 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from controlplane.cli import DAEMONS, RUN, engine_status
+from controlplane.cli import DAEMONS, RUN, engine_status, node_status
 from controlplane.columns import columns, table
 from controlplane.command_line import ABOUT, parser
 
@@ -75,12 +76,21 @@ def test_columns_are_as_wide_as_their_longest_cell() -> None:
 
 
 def test_status_says_of_an_engine_only_what_is_known() -> None:
-    engine = {"name": "engine-0", "service": "chat", "state": "unreachable"}
+    engine = {"name": "engine-0", "service": "chat", "state": "unreachable", "last_seen_at": None}
     assert (
         engine_status({**engine, "config_version": None, "values": {}})
-        == "engine-0 (chat): unreachable"
+        == "engine-0 (chat): unreachable, never read"
     )
-    assert (
-        engine_status({**engine, "state": "ok", "config_version": 0, "values": {"max_wait_ms": 5}})
-        == "engine-0 (chat): ok, config version 0, max_wait_ms=5"
-    )
+
+
+def test_status_tells_what_was_read_with_its_age_and_what_is_old_with_its_time() -> None:
+    was = {"name": "engine-0", "service": "chat", "config_version": 2, "values": {"max_wait_ms": 5}}
+    now = datetime.now(UTC)
+    fresh = engine_status({**was, "state": "ok", "last_seen_at": now.isoformat()})
+    assert fresh == "engine-0 (chat): ok, read 0 s ago, config version 2, max_wait_ms=5"
+    old = {"state": "lost", "last_seen_at": "2026-01-02T03:04:05+01:00"}
+    since = "not read since 2026-01-02 02:04:05 UTC"
+    assert engine_status({**was, **old}).startswith(f"engine-0 (chat): lost, {since}, config")
+    node = {"name": "node-0", "gpu_status": "no GPU", "gpus": [], "agent_rss_bytes": 2**20, **old}
+    since = since.replace("read", "heard")
+    assert node_status(node) == f"node-0: agent lost, {since}, no GPU, 1 MiB"

@@ -173,10 +173,15 @@ class ControlPlane(Server):
         self.tokens: set[str] = set()
         self.otlp_answer: tuple[int, dict[str, str]] = (200, {})
         self.accepting = True
+        self.down = False
 
     def serve(self, request: Quiet, method: str) -> None:
         body = request.body()
         self.tokens.add(request.headers["Authorization"])
+        if self.down:
+            # Some gateways answer with what they were sent.
+            request.answer(503, f"no upstream for {request.headers['Authorization']}".encode())
+            return
         if request.path == "/v1/metrics":
             status, headers = self.otlp_answer
             if status == 200:

@@ -42,12 +42,12 @@ def request(stopping: bool = False) -> SyncRequest:
 class Caller:
     """A sync loop to one server, and the replies it heard."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, token: str = "t") -> None:
         self.heard: list[SyncReply] = []
         self.connection = Connection(url, timeout_s=2.0)
         self.loop = SyncLoop(
             self.connection,
-            token="t",
+            token=token,
             request=request,
             handle=lambda _, reply: self.heard.append(reply),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from controlplane import cli
 from controlplane.demo.house import Ports
 from controlplane.demo.processes import Processes, started_at
 
-from .houses import trimtab, until
+from .houses import ROOT, trimtab, until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(120)"]
 
@@ -125,14 +126,28 @@ def test_status_finds_what_runs_over_the_home_wherever_it_listens(
     }
     started = Processes(home)
     started.start("control-plane", [sys.executable, "-m", "controlplane.cli", "up"], env)
+    pid = started.children["control-plane"].pid
     try:
         until(lambda: httpx.get(f"{at}/health").is_success, 60, "a control plane")
         done = trimtab("status", env={"TRIMTAB_HOME": str(tmp_path)})
+        second = trimtab("up", env={**env, "TRIMTAB_WEB_PORT": str(Ports.free().web)})
     finally:
         started.stop()
+    assert (second.returncode, second.stdout) == (1, "")
+    assert f"over {home} already (PID: {pid}), at {at}. Stop it, or give" in second.stderr
+    assert second.stderr.count("\n") == 1
     assert (done.returncode, done.stderr) == (0, "")
     assert f"control plane  {at}, up" in done.stdout
     assert not (home / cli.ADDRESS).exists()  # the next one may listen elsewhere
+
+
+def test_make_status_of_nothing_that_runs_is_one_sentence() -> None:
+    done = subprocess.run(
+        ["make", "status"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "TRIMTAB_PUBLIC_URL": "http://127.0.0.1:9", "TRIMTAB_API_TOKEN": "t"},
+    )  # fmt: skip
+    told = "no control plane at http://127.0.0.1:9: connection refused. Start one: trimtab up\n"
+    assert (done.returncode, done.stderr) == (0, f"trimtab status: {told}")
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1", "http://a:b", "http:///x"])

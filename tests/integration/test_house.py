@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -92,8 +93,8 @@ def test_status_prints_what_runs_how_it_stands_and_what_it_costs(house: House) -
     assert set(rows) >= {"control plane", "memory", "CPU", "ingest", "node", "engine", "objective"}
     assert house.web_url in rows["control plane"]
     assert 0 < int(rows["memory"].removesuffix(" MiB")) <= 600
-    assert rows["node"].startswith("node-0: agent ok")
-    assert rows["engine"].startswith("engine-0 (chat): ok, config version ")
+    assert re.match(r"node-0: agent ok, heard \d+ s ago, ", rows["node"])
+    assert re.match(r"engine-0 \(chat\): ok, read \d+ s ago, config version \d", rows["engine"])
     assert f"max_num_seqs={runs(house)['max_num_seqs']}" in rows["engine"]
 
 

@@ -5,7 +5,6 @@ One process may open a directory, and a process may open one directory; threads 
 
 from __future__ import annotations
 
-import fcntl
 import math
 import threading
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from chdb import ChdbError
 from chdb import session as chdb_session
 
 from tracing.store import schema
+from tracing.store.lock import holder
 from tracing.store.store import Parameter, StoreError, StoreLocked
 
 # chDB ships no type hints.
@@ -31,19 +31,6 @@ _MEMORY = {
     "background_pool_size": 2,
 }
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "'": "\\'"})
-
-
-def _owner(path: Path) -> str | None:
-    """What the lock file says about the process that holds it, None when nobody does."""
-    status = path / "status"
-    if not status.exists():
-        return None
-    with status.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return file.readline().decode("ascii", "replace").strip() or "PID unknown"
-    return None
 
 
 def _text(value: Parameter) -> str | int:
@@ -67,7 +54,7 @@ class ChdbStore:
         try:
             self._session = _Session(f"{path}?{settings}")
         except RuntimeError as error:
-            if owner := _owner(path):
+            if owner := holder(path):
                 raise StoreLocked(
                     f"The telemetry store {path} is open in another process ({owner}); "
                     "stop it, or ask the running control plane through its API"

@@ -118,7 +118,7 @@ def _counted(found: Incident) -> str:
     """From when on the headline counts; what missed before stands in the budget alone."""
     pair = next((pair for pair in PAIRS if found.trigger == f"burn {pair.name}"), None)
     if pair is None:
-        return _("Counted from the first of the control windows in a row that missed by far.")
+        return _("Counted from the start of the bad control windows in a row that opened it.")
     words = _("Counted from the first window that was not good when %(long)s burned too fast.")
     return words % {"long": duration(pair.long_s)}
 

@@ -20,7 +20,7 @@ from controlplane.actions.words import translated
 from controlplane.fleet.models import Engine
 from controlplane.web.access import TenantRequest, minutes_of, page, send
 from controlplane.web.charts import RANGES, Question, questions
-from controlplane.web.fleet import Cell, fleet_cells
+from controlplane.web.fleet import Cell, cells_counted, fleet_cells
 from controlplane.web.pages.objectives import ObjectiveRow, objective_rows, page_state
 from controlplane.web.policy import freeze_said
 from controlplane.web.story import StoryLine, story_lines
@@ -78,6 +78,10 @@ class Overview:
     @cached_property
     def cells(self) -> list[Cell]:
         return fleet_cells(self.tenant, self.lines, self.now)
+
+    @property
+    def cells_counted(self) -> str:
+        return cells_counted(self.cells)
 
     @cached_property
     def first_run(self) -> FirstRun | None:

@@ -90,7 +90,7 @@ def series() -> dict[str, Any]:
             label, [None if 24 <= i < 32 else round(v, 3) for i, v in enumerate(values)], style
         )
 
-    cap = Line("cap", [8.0 if i < 92 else 32.0 for i in range(count)], "dash")
+    cap = Line("cap", [8.0 if i < 92 else 32.0 for i in range(count)], "dash", stepped=True)
     return {
         "objective": "",
         "minutes": 30,

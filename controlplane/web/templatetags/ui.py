@@ -15,16 +15,12 @@ from django.utils import timezone
 from django.utils.functional import Promise
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
-from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from controlplane.actions.models import Action
 from controlplane.actions.selectors import short_of
 from controlplane.actions.standing import overridden_words
-from controlplane.alerts.message import sentences
-from controlplane.diagnosis.cause import UNKNOWN
-from controlplane.diagnosis.selectors import Story
 from controlplane.web.heat import Cell as HeatCell
 from slo.indicator import Unit
 
@@ -142,33 +138,13 @@ def part(share: float | None) -> str:
 
 @register.filter
 def chance(p_value: float) -> str:
-    """How often chance alone does as much: 11 %, 0.62 %, never 0."""
-    return _("under %s") % part(CHANCE_MIN) if p_value < CHANCE_MIN else part(p_value)
+    """How often chance alone does as much, to two figures: 11 %, 0.62 %, never 0."""
+    if p_value < CHANCE_MIN:
+        return _("under %s") % part(CHANCE_MIN)
+    return significant(p_value * 100, 2) + SPACE + "%"
 
 
 CHANCE_MIN = 0.0001
-
-
-@register.filter
-def as_sentence(words: str) -> str:
-    """With a capital letter and a full stop, for what stands alone or after a full stop."""
-    return sentences(words)
-
-
-@register.filter
-def reason(told: Story) -> SafeString:
-    """What stands after “what”: the reason bold, the word *because* muted.
-
-    A reason that holds the word itself, or says that there is none, is a sentence of its own; it
-    is stored, so it is English whatever the page speaks.
-    """
-    lead, found, rest = told.because.partition(" because ")
-    if told.cause == UNKNOWN:
-        return format_html(". {}", capfirst(told.because))
-    if not found:
-        return format_html(' <span class="k">{}</span> <b>{}</b>', _("because"), told.because)
-    word = format_html('<span class="k">{}</span>', "because")
-    return format_html(". <b>{}</b> {} <b>{}</b>", capfirst(lead), word, rest)
 
 
 @register.filter
@@ -243,12 +219,33 @@ def measure(value: float | None, unit: str = "") -> str:
         return duration(value)
     if unit.startswith(("share", "ratio", "relative")):
         return part(value)
-    said = significant(value)
+    said = significant(value, 3 if abs(value) >= 1 else 2)
     if unit == "1/s":
         return said + "/s"
     if said == "1" and unit in PLURALS:
         unit = unit.removesuffix("s")
     return said + (SPACE + unit if unit else "")
+
+
+@register.simple_tag
+def change(before: float | None, value: float | None, unit: str = "") -> SafeString:
+    """What was measured before and during, the unit once: 0.12 → 33 requests; 0/s, as before."""
+    during = measure(value, unit)
+    if before is None or value is None:
+        return format_html("<b>{}</b>", during)
+    was = measure(before, unit)
+    if was == during:
+        return format_html('<b>{}</b><span class="muted">, {}</span>', during, _("as before"))
+    counted, _space, of = was.partition(SPACE)
+    same = of.rstrip("s") == during.partition(SPACE)[2].rstrip("s") and SPACE not in of
+    was = counted.removesuffix("/s") if same else was
+    return format_html('<span class="muted">{} →</span> <b>{}</b>', was, during)
+
+
+@register.filter
+def limit(threshold: float | None, unit: str = "") -> str:
+    """A threshold in its unit; one of zero is a thing that must not be at all."""
+    return _("more than 0") if threshold == 0 else measure(threshold, unit)
 
 
 # Units as evidence has them, in English like all that is stored.

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ from typing import Any
 import httpx
 import pytest
 
+from controlplane.demo import measuring
 from controlplane.demo.__main__ import house_for, in_the_way, kept_from_before, set_back
 from controlplane.demo.house import Ports, in_use
 from controlplane.demo.options import options
 from controlplane.demo.processes import (
     STORIES,
+    Died,
     Processes,
     closing_line,
     running,
@@ -284,6 +288,55 @@ def test_who_stops_a_demo_is_told_what_it_did(
     assert stop_all(tmp_path) == 0
     processes.children["demo"].wait()
     assert capsys.readouterr().out == f"{line}\nStopped: demo.\n"
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        (
+            "os.kill(os.getpid(), 9)",
+            "was killed (signal 9), by hand or because the machine",
+        ),
+        ("os.abort()", "was ended by signal 6 (Aborted)"),
+        ("sys.exit(3)", "ended with status 3"),
+    ],
+)
+def test_of_a_child_that_ended_it_is_said_how_and_what_it_printed_this_time(
+    tmp_path: Path, ends: str, how: str
+) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log/engine.log").write_text("ready, in an earlier run\n")
+    processes = Processes(tmp_path)
+    script = f"import os, sys; print('this run', flush=True); {ends}"
+    processes.start("engine", [sys.executable, "-c", script], {})
+    processes.children["engine"].wait(30)
+    with pytest.raises(Died, match="make run") as died:
+        processes.check()
+    told = str(died.value)
+    assert told.startswith(f"engine {how}")
+    assert told.endswith(f"{tmp_path}/log/engine.log:\n    this run")
+
+
+def test_while_it_measures_the_live_line_moves_and_ends_with_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "SHOWN_EVERY_S", 0.01)
+    screen = Screen()
+    screen.terminal = True
+    doing = ["look 1 of 3"]
+    with measuring.shown(doing, screen):
+        wait_until(lambda: "look 1 of 3" in screen.live)
+        doing[0] = "look 2 of 3, 55 requests/s so far"
+        wait_until(lambda: "look 2 of 3, 55 requests/s so far" in screen.live)
+    assert screen.live == ""
+    assert "00:00  look 1 of 3" in capsys.readouterr().out
+
+
+def wait_until(seen: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not seen():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_a_recorded_process_is_ended_and_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:

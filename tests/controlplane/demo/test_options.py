@@ -26,12 +26,21 @@ def test_help_names_every_scenario_and_fits_the_terminal(
     [
         ("--scenario brust", "invalid choice: 'brust' (choose from 'burst', 'long-prompts'"),
         ("--quiet-min 0", "--quiet-min: got '0', allowed: a number above 0"),
-        ("--load nan", "--load: got 'nan', allowed: a number above 0"),
+        ("--load nan", "--load: got 'nan', allowed: a number above 0, at most 4"),
+        ("--load 99", "--load: got '99', allowed: a number above 0, at most 4"),
+        ("--calm 5", "--calm: got '5', allowed: a number above 0, at most 1"),
+        ("--scale inf", "--scale: got 'inf', allowed: a number above 0"),
         ("--seed -1", "--seed: got '-1', allowed: a whole number from 0 on"),
         ("--web-port 65536", "--web-port: got '65536', allowed: 1 to 65535"),
         ("--web-port 8100", "--engine-port: 8100 is the web port already"),
-        ("--minutes 3", "--minutes: got 3, allowed: more than the 3 before the shift"),
-        ("--scenario burst --trace x.csv", "--trace: not with --scenario"),
+        ("--minutes 3.2", "--minutes: got 3.2, allowed: 3.25 or more, the 3 before the shift"),
+        ("--quiet-min 40", "--minutes: got 30, allowed: 40.25 or more, the 40 before the shift"),
+        ("--scenario burst --trace Makefile", "--trace: not with --scenario"),
+        ("--load 0.5 --trace Makefile", "--trace: not with --load"),
+        (
+            "--trace /nofile",
+            "--trace: cannot read '/nofile': No such file or directory. Wanted:",
+        ),
     ],
 )
 def test_a_wrong_command_line_says_what_is_allowed(
@@ -53,7 +62,10 @@ def test_a_port_is_where_the_control_planes_setting_has_it_unless_its_option_say
     monkeypatch.setenv("TRIMTAB_OTLP_PORT", "abc")
     with pytest.raises(SystemExit, match="2"):
         options([])
-    assert "--otlp-port: got 'abc', allowed: 1 to 65535" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "TRIMTAB_OTLP_PORT: got 'abc', allowed: 1 to 65535" in told
+    assert "--otlp-port:" not in told
+    assert options(["--otlp-port", "9002"]).otlp_port == 9002
 
 
 def test_the_quiet_is_as_many_control_windows_at_either_pace(tmp_path: Path) -> None:

@@ -245,6 +245,9 @@ def test_series_has_a_point_per_window_and_keeps_gaps(ada: Any, full: World) -> 
     p99 = drawn["charts"]["latency"]["lines"][0]["values"]
     assert max(value for value in p99 if value is not None) > 1
     assert drawn["charts"]["latency"]["bound"] == 0.5
+    # A knob changes in steps; what is measured goes from one value to the next.
+    lines = [line for chart in drawn["charts"].values() for line in chart["lines"]]
+    assert [line["label"] for line in lines if line["stepped"]] == ["cap"]
     assert [mark["kind"] for mark in drawn["marks"]] == ["incident", "action"]
     end(Action.objects.get(), State.ROLLED_BACK, full.now)
     marks = json.loads(text(client.get("/series/ttft/?minutes=60")))["marks"]

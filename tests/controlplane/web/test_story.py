@@ -13,6 +13,7 @@ from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.services import diagnosis_confirm, diagnosis_note
 from controlplane.web.story import lines_of
+from controlplane.web.templatetags.prose import prose
 from tests.controlplane.web.answers import text
 from tests.controlplane.web.world import (
     BECAUSE,
@@ -139,14 +140,14 @@ def test_what_a_kept_change_left_is_told_in_words_that_are_true_of_it(
     near, ask = newest.because, newest.rivals[0]["no_remedy"]
     client = ada(full)
     story = text(client.get("/?part=story"))
-    left = "25.0% of 300 requests missed it all the same; that is not explained, so nothing more"
+    left = "25.0\u00a0% of 300 requests missed it all the same; that is not explained, so nothing"
     assert f"Since {kept_at:%H:%M:%S}, {left}" in story
     assert "The cause is not known" not in story
     said = text(client.get(f"/incidents/{found.pk}/"))
     look = said.partition('id="look"')[2].partition("</section>")[0]
-    assert f"{near[1:]}. If it is that, {ask}." in look
-    assert "a step 80 % of the time" in look
-    assert look.index("87 served") < look.index("10 % busy"), "the nearest first"
+    assert prose(f"{near[1:]}. If it is that, {ask}.") in look
+    assert "a step 80\u00a0% of the time" in look
+    assert look.index("87 served") < look.index("10\u00a0% busy"), "the nearest first"
     regions = re.findall(r'role="region" aria-label="([^"]*)"', said)
     assert len(set(regions)) == len(regions) > 2, "whoever hears the page tells them apart"
     assert "Evidence: load beyond capacity, newest look" in regions
@@ -174,7 +175,7 @@ def test_incident_says_when_no_window_of_a_trial_counted(ada: Any, full: World) 
 def test_incident_says_what_its_numbers_leave_out(ada: Any, full: World) -> None:
     client, found = ada(full), Incident.objects.get()
     said = text(client.get(f"/incidents/{found.pk}/"))
-    assert "Counted from the first of the control windows in a row that missed by far." in said
+    assert "Counted from the start of the bad control windows in a row that opened it." in said
     missed = re.search(r"In the hour before, (\d+) of ([\d\u202f]+) requests missed as well", said)
     assert missed is not None
     assert 0 < int(missed[1]) < int(missed[2].replace("\u202f", ""))
@@ -236,12 +237,12 @@ def test_one_request_is_said_as_one(ada: Any, full: World) -> None:
         (
             State.VERIFIED,
             (
-                "44.7 % of requests missed the objective before",
+                "44.7\u00a0% of requests missed the objective before",
                 '<span class="chip ok">kept</span>',
                 "such a fall by chance: under 0.01\u00a0%",
             ),
         ),
-        (State.ROLLED_BACK, ("39 % of requests still missed", "rolled back", "inconclusive")),
+        (State.ROLLED_BACK, ("39\u00a0% of requests still missed", "rolled back", "inconclusive")),
     ],
 )
 def test_incident_tells_the_outcome(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -9,7 +10,7 @@ from controlplane.actions.models import State as ActionState
 from controlplane.actions.models import Verdict
 from controlplane.alerts.models import Delivery
 from controlplane.diagnosis.models import Incident
-from controlplane.web.templatetags import ui
+from controlplane.web.templatetags import prose, ui
 from slo.selectors import State as ObjectiveState
 
 S, T, M = "\u00a0", "\u202f", "\u2212"
@@ -68,15 +69,53 @@ def test_measures_are_said_in_their_unit(value: float | None, unit: str, said: s
 
 
 @pytest.mark.parametrize(
-    ("p_value", "said"), [(0.114, "11.4 %"), (0.0062, "0.62 %"), (1e-13, "under 0.01 %")]
+    ("p_value", "said"), [(0.114, "11 %"), (0.0062, "0.62 %"), (1e-13, "under 0.01 %")]
 )
 def test_a_chance_is_never_said_to_be_none(p_value: float, said: str) -> None:
     assert ui.chance(p_value).replace("\u00a0", " ") == said
 
 
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ("6.8% of 2,225 to 7.4 % of 1,234,567", "6.8_% of 2|225 to 7.4_% of 1|234|567"),
+        ("(look 2 of 3, p = 0.0084)", "(look 2 of 3, p = 0.0084)"),
+        ("one of 8,16,32; at 12,5 or 1,2345", "one of 8,16,32; at 12,5 or 1,2345"),
+    ],
+)
+def test_stored_words_have_their_numbers_as_the_page_writes_its_own(stored: str, said: str) -> None:
+    assert prose.prose(stored).replace("\u00a0", "_").replace("\u202f", "|") == said
+    assert prose.prose(prose.prose(stored)) == prose.prose(stored)
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "unit", "said"),
+    [
+        (0.121, 33.0, "requests", "0.12 → 33_requests"),
+        (1.0, 33.0, "requests", "1 → 33_requests"),
+        (0.0, 0.0, "1/s", "0/s, as before"),
+        (0.5, 2.0, "1/s", "0.5 → 2/s"),
+        (0.02, 1.5, "s", "20_ms → 1.50_s"),
+        (0.2, 0.9, "ratio", "20 → 90_%"),
+        (None, 3.0, "requests", "3_requests"),
+    ],
+)
+def test_what_changed_has_its_unit_once(
+    before: float | None, value: float, unit: str, said: str
+) -> None:
+    shown = re.sub("<[^>]+>", "", ui.change(before, value, unit)).replace("\u00a0", "_")
+    assert shown == said
+
+
+def test_a_threshold_of_zero_is_said_in_words() -> None:
+    assert ui.limit(0, "1/s") == "more than 0"
+    assert ui.limit(0.5, "ratio") == "50\u00a0%"
+    assert ui.limit(None, "s") == "–"
+
+
 def test_what_follows_a_full_stop_is_a_sentence_but_for_a_knobs_name() -> None:
-    assert ui.as_sentence("service code is frozen") == "Service code is frozen."
-    assert ui.as_sentence("max_num_seqs 8 → 24 could not be undone") == (
+    assert prose.as_sentence("service code is frozen") == "Service code is frozen."
+    assert prose.as_sentence("max_num_seqs 8 → 24 could not be undone") == (
         "max_num_seqs 8 → 24 could not be undone."
     )
 

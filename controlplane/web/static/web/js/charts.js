@@ -72,6 +72,7 @@
         ],
         series: [{}, ...this.spec.lines.map((one, index) => ({
           stroke: paint(`--c${index + 1}`), width: 1.5, dash: dash[one.style], spanGaps: false,
+          paths: one.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
           points: { show: (plot, id, from, to) => to - from < 3, size: 4 } }))],
         hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)], draw: [(plot) => this.mark(plot), (plot) => this.name(plot, font)] },
       }, this.columns(), this.box);
