@@ -305,18 +305,15 @@ def test_a_reopened_incident_tells_each_episode_with_its_own_steps_and_numbers(
     said = text(ada(full).get(f"/incidents/{found.pk}/"))
     newest, before = said.split('<p class="earlier muted">')
     again = f"{found.run_since:%H:%M:%S}"
-    assert (
-        f"1,102 of 2,001 requests missed “First token within 500 ms” on engine-0 since {again}"
-        in (newest)
-    )
+    missed = "1,102 of 2,001 requests missed “First token within 500 ms” on engine-0"
+    assert prose(f"{missed} since {again}") in newest
     assert "The cause is not known, so nothing is changed." in newest
     assert "Kept max_num_seqs" not in newest.partition('<section class="story')[2]
     first = found.episodes.get()
     assert first.closed_at is not None
     when = f"from {first.bad_since:%H:%M:%S} to {first.closed_at:%H:%M:%S}"
-    assert f"Before, 184 of 412 requests missed it {when}. {BECAUSE}. Kept max_num_seqs at 32" in (
-        before
-    )
+    told = f"Before, 184 of 412 requests missed it {when}. {BECAUSE}. Kept max_num_seqs at 32"
+    assert prose(told) in before
 
 
 def test_what_a_change_was_made_for_stays_beside_it(ada: Any, full: World) -> None:
@@ -327,7 +324,7 @@ def test_what_a_change_was_made_for_stays_beside_it(ada: Any, full: World) -> No
     said = text(client.get(address))
     change = said.partition('<article class="action"')[2].partition("</article>")[0]
     assert f'id="explained-{found.actions.get().pk}"' in change
-    assert BECAUSE in change
+    assert prose(BECAUSE) in change
     assert "8 of 8 allowed requests run all the time" in change
 
 
@@ -382,5 +379,5 @@ def test_a_prediction_that_was_missed_is_said_plainly(ada: Any, full: World) -> 
         action.save()
         for address in addresses:
             assert ("not reached" in text(client.get(address))) is said
-        told = "; at most 0.1% was predicted" in text(client.get("/?part=story"))
+        told = "; at most 0.1\u00a0% was predicted" in text(client.get("/?part=story"))
         assert told is said
