@@ -6,6 +6,7 @@ that a page can show where the sentence is from. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.diagnosis.capacity import capacity_per_s
@@ -50,16 +51,16 @@ class Fact:
     weight: float = 1.0
 
 
-def score(evidence: tuple[Fact, ...]) -> float:
-    """Weight of the supporting facts over the weight of all, 0 to 1.
-
-    At most SCORE_REFUTED_MAX when a required fact does not support.
-    """
+def support(evidence: Sequence[Fact]) -> float:
+    """Weight of the supporting facts over the weight of all, 0 to 1."""
     total = sum(fact.weight for fact in evidence)
-    share = sum(fact.weight for fact in evidence if fact.supports) / total if total else 0.0
-    if any(fact.required and not fact.supports for fact in evidence):
-        return round(min(share, SCORE_REFUTED_MAX), 3)
-    return round(share, 3)
+    return sum(fact.weight for fact in evidence if fact.supports) / total if total else 0.0
+
+
+def score(evidence: Sequence[Fact]) -> float:
+    """`support`, but at most SCORE_REFUTED_MAX when a required fact does not support."""
+    refuted = any(fact.required and not fact.supports for fact in evidence)
+    return round(min(support(evidence), SCORE_REFUTED_MAX if refuted else 1.0), 3)
 
 
 def measured(

@@ -34,7 +34,8 @@ class Finding:
 
     `remedy` is ordered: the first wish that can be taken is. `no_remedy` says why there is none.
     `verdict` is empty or INFEASIBLE. `explains` lists the causes whose signs follow from this one
-    in this scene, so that they are no second fault (LOOP 3.5, the cause graph).
+    in this scene, so that they are no second fault (LOOP 3.5, the cause graph). `applies`: whether
+    an objective of this kind can be missed because of it at all.
     """
 
     cause: str
@@ -46,3 +47,4 @@ class Finding:
     no_remedy: str = ""
     verdict: str = ""
     explains: tuple[str, ...] = ()
+    applies: bool = True

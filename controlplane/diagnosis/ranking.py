@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.diagnosis.cause import SCORE_MIN, UNKNOWN, Finding, label
+from controlplane.diagnosis.facts import support
 
 NAMED_MAX = 2
 
@@ -42,8 +43,15 @@ class Ranking:
 
 
 def rank(findings: Sequence[Finding]) -> Ranking:
-    """The findings by score; at least one is needed."""
-    ordered = sorted(findings, key=lambda finding: (-finding.score, finding.cause))
+    """The findings by score; at least one is needed.
+
+    Of those that are refuted, and score alike, the one that more speaks for is nearer; what cannot
+    be the cause of such an objective's misses is never near.
+    """
+    ordered = sorted(
+        findings,
+        key=lambda f: (not f.applies, -f.score, -support(f.evidence), f.cause),
+    )
     carry = [finding for finding in ordered if finding.score >= SCORE_MIN]
     roots = [
         finding

@@ -107,8 +107,16 @@ class BatchTooLarge:
             "decode_s": long.decode_s if long else None,
             "least_s": long.least_s if long else None,
         }
-        because = _because(scene, long)
-        return Finding(self.slug, score(evidence), because, facts, evidence, remedy, no_remedy)
+        return Finding(
+            self.slug,
+            score(evidence),
+            _because(scene, long),
+            facts,
+            evidence,
+            remedy,
+            no_remedy,
+            applies=evidence[0].supports,
+        )
 
 
 def _objective_fact(scene: Scene) -> Fact:

@@ -84,6 +84,7 @@ class RunningCapTooSmall:
             evidence,
             remedy,
             no_remedy,
+            applies=evidence[0].supports,
         )
 
 

@@ -64,6 +64,7 @@ class ShedByPriority:
                 "them before that takes more engines or less load"
             ),
             explains=("running_cap_too_small", "load_beyond_capacity", "kv_pool_exhausted"),
+            applies=evidence[0].supports,
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from controlplane.diagnosis.cause import UNKNOWN, Fact, Finding
+from controlplane.diagnosis.cause import UNKNOWN, Fact, Finding, score
+from controlplane.diagnosis.facts import SCORE_REFUTED_MAX
 from controlplane.diagnosis.ranking import rank
 
 
@@ -52,3 +53,23 @@ def test_below_the_bar_it_is_unknown_with_what_the_nearest_fails_on() -> None:
     assert ranking.best.cause == UNKNOWN
     assert ranking.because.endswith("the nearest, queue, fails on: nobody waits")
     assert [f.cause for f in ranking.rivals] == ["queue", "host"]
+
+
+def test_of_refuted_ones_that_score_alike_the_nearest_is_what_most_speaks_for() -> None:
+    def refuted(cause: str, *supporting: bool, applies: bool = True) -> Finding:
+        facts = [Fact("a sign", each) for each in supporting]
+        evidence = (Fact(f"no {cause}", False, required=True), *facts)
+        return Finding(cause, score(evidence), "", evidence=evidence, applies=applies)
+
+    ranking = rank(
+        [
+            refuted("another objective's", True, True, True, True, applies=False),
+            refuted("a half", True, True, False),
+            refuted("most", True, True, True),
+        ]
+    )
+    assert {finding.score for finding in ranking.rivals} == {SCORE_REFUTED_MAX}
+    assert [finding.cause for finding in ranking.rivals] == [
+        "most", "a half", "another objective's"
+    ]  # fmt: skip
+    assert ranking.because.endswith("the nearest, most, fails on: no most")
