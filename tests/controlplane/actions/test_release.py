@@ -222,7 +222,7 @@ def test_where_most_were_turned_away_the_promise_is_judged_by_what_comes_now(
     wait(world, 14)
     (release,) = releases()
     assert release.verdict == Verdict.NO_WORSE
-    assert "“TTFT”: 2.0% of" in sentence(release)
+    assert "“TTFT”: 2% of" in sentence(release)
 
 
 def test_and_a_promise_that_is_broken_ends_it_at_once(world: Shedding, shed: Action) -> None:
@@ -230,7 +230,7 @@ def test_and_a_promise_that_is_broken_ends_it_at_once(world: Shedding, shed: Act
     wait(world, 14)
     (release,) = releases()
     assert (release.state, release.verdict) == (State.ROLLED_BACK, Verdict.WORSE)
-    assert "“TTFT” is broken: 90.0% of 200 requests bad" in sentence(release)
+    assert "“TTFT” is broken: 90% of 200 requests bad" in sentence(release)
 
 
 def test_not_when_the_few_fare_badly(world: Shedding, shed: Action) -> None:
@@ -239,7 +239,7 @@ def test_not_when_the_few_fare_badly(world: Shedding, shed: Action) -> None:
     wait(world, 14)
     (release,) = releases()
     assert (release.state, release.verdict) == (State.ROLLED_BACK, Verdict.INCONCLUSIVE)
-    assert "no good sign: “TTFT”: 100.0% of" in sentence(release)
+    assert "no good sign: “TTFT”: 100% of" in sentence(release)
 
 
 @pytest.mark.parametrize("waiting", [40.0, None])

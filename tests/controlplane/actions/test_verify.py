@@ -104,7 +104,7 @@ def test_one_disturbed_window_does_not_hide_what_all_others_show() -> None:
     result = look(before, after, last=True)
     assert result.verdict == Verdict.BETTER
     assert "fell from 81% of 200 to 14% of 400 (look 3 of 3, p = " in result.sentence
-    assert "; but for one window, with 50.0% of 100 requests bad)" in result.sentence
+    assert "; but for one window, with 50% of 100 requests bad)" in result.sentence
 
 
 def test_two_disturbed_windows_are_no_disturbance() -> None:
