@@ -24,8 +24,9 @@ from engine.sched.scheduler import Scheduler
 
 PROCESSES_MAX = 16
 PROCESSES_DEFAULT = 2
-# Ends by itself when the engine is gone, however that ended.
-BUSY = "import os\np = os.getppid()\nwhile os.getppid() == p:\n    sum(range(100000))\n"
+# Ends by itself when the engine, whose process id it is given, is gone: however that ended, and
+# were it before this began.
+BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(100000))\n"
 
 
 class FaultError(ValueError):
@@ -96,7 +97,9 @@ class Faults:
         try:
             os.sched_setaffinity(thread, cpu)
             for _ in range(processes):
-                process = subprocess.Popen([sys.executable, "-I", "-S", "-c", BUSY])
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", BUSY, str(os.getpid())]
+                )
                 self.busy.append(process)
                 os.sched_setaffinity(process.pid, cpu)
         except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -118,6 +119,13 @@ def test_the_busy_processes_end_with_the_engine_however_it_ends(breakable: Engin
     while any(Path(f"/proc/{pid}/stat").exists() for pid in busy):
         assert time.monotonic() < deadline, "a busy process outlived its engine"
         time.sleep(0.05)
+
+
+def test_a_busy_process_that_begins_after_the_engine_has_ended_ends_at_once() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait(timeout=30)
+    busy = [sys.executable, "-I", "-S", "-c", faults.BUSY, str(gone.pid)]
+    assert subprocess.run(busy, timeout=30, check=False).returncode == 0
 
 
 def test_a_slow_host_that_cannot_be_made_leaves_the_step_thread_as_it_was(
