@@ -8,10 +8,11 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ class Scrapes(threading.Thread):
         super().__init__(name="scrapes", daemon=True)
         self.url = url
         self.seen: list[tuple[float, Families]] = []
+        self.pages: list[tuple[float, str]] = []
         self.ending = threading.Event()
 
     def run(self) -> None:
@@ -77,7 +79,22 @@ class Scrapes(threading.Thread):
                 text = httpx.get(f"{self.url}/metrics", timeout=5).text
             except httpx.TransportError:
                 continue
-            self.seen.append((time.time(), read(text)))
+            now = time.time()
+            self.seen.append((now, read(text)))
+            self.pages.append((now, text))
+
+    def late(self, promise: Mapping[str, Any], since: float) -> list[float]:
+        """The share above a promise's threshold, window by window, by the engine's own counts."""
+        metric, bound = promise["spec"]["metric"], promise["spec"]["threshold_ms"] / 1000
+        ends = [since + i * FAST.window_s for i in range(STORY_WINDOWS + 1)]
+        counts = []
+        for end in ends:
+            page = next((text for at, text in self.pages if at >= end), None)
+            if page is None:
+                break
+            counts.append(counted(page, metric, bound))
+        grown = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(counts)]
+        return [1 - within / total if total >= EVENTS_MIN else 0.0 for within, total in grown]
 
     def largest_change(self, at: float) -> str:
         """The cause of the metric that has changed most since `at`, by its ratio either way."""
@@ -113,6 +130,19 @@ def read(text: str) -> Families:
                 total += sample.value
         found[family.name] = (family.type, total, count)
     return found
+
+
+def counted(page: str, metric: str, bound: float) -> tuple[float, float]:
+    """(observations up to the bound, all) of a histogram; the bound is one of its edges."""
+    within = total = 0.0
+    for family in text_string_to_metric_families(page):
+        if family.name == metric:
+            for sample in family.samples:
+                if sample.name.endswith("_count"):
+                    total += sample.value
+                elif sample.name.endswith("_bucket") and float(sample.labels["le"]) == bound:
+                    within += sample.value
+    return within, total
 
 
 def level(scrapes: Sequence[tuple[float, Families]], metric: str) -> float | None:
@@ -170,7 +200,7 @@ def cause_run(name: str, seed: int, capacity: float, keep: Path | None) -> dict[
         played, summary = play(house, scenario, seed, capacity, named_already)
         scrapes.ending.set()
         named, after_s, because = first_named(played)
-        if named == NO_INCIDENT and not felt(played):
+        if named == NO_INCIDENT and not (felt(played) or felt_besides(played, scrapes)):
             named = NOT_FELT
         return {
             "kind": "cause",
@@ -235,6 +265,15 @@ def felt(play: Play) -> bool:
         for window, found in shares.items()
         if window + 1 in shares
         for kind, (share, bar) in enumerate(zip(found, BARS, strict=True))
+    )
+
+
+def felt_besides(play: Play, scrapes: Scrapes) -> bool:
+    """The same of what the scenario promises besides, a histogram's share of late ones each."""
+    return any(
+        min(first, second) > (1 - promise["target"]) * promise["fast_burn"]
+        for promise in play.scenario.promises
+        for first, second in pairwise(scrapes.late(promise, play.began_at))
     )
 
 
