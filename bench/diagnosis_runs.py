@@ -170,6 +170,7 @@ def house_of(scenario: Scenario, keep: Path | None) -> Iterator[House]:
         settings={**FAST.settings, "TRIMTAB_AUTOPILOT": "0"},
         scrape_s=FAST.scrape_s,
         engine_options=scenario.engine_options,
+        knobs=scenario.knobs,
         objectives=scenario.promises,
         faults=True,
     )

@@ -136,6 +136,7 @@ def house_for(scenario: Scenario | None, chosen: argparse.Namespace, ports: Port
         model=chosen.model,
         scrape_s=pace.scrape_s,
         engine_options=scenario.engine_options if scenario else (),
+        knobs=scenario.knobs if scenario else {},
         objectives=scenario.promises if scenario else (),
         faults=scenario is not None,
     )
@@ -278,10 +279,15 @@ def settings_of(house: House) -> Settings:
 
 
 def reset_knobs(house: House) -> Settings:
-    """The engine keeps its configuration over restarts; a demo starts from the defaults. Returns
-    the knobs that were set back, as the engine had reported them."""
+    """The engine keeps its configuration over restarts; a demo starts from the defaults, but for
+    what the house is set up with. Returns the knobs that were set back, as the engine had reported
+    them."""
     knobs = httpx.get(f"{house.engine_url}/v1/runtime_config", timeout=10).json()["knobs"]
-    moved = {name: knob for name, knob in knobs.items() if knob["value"] != knob["default"]}
+    moved = {
+        name: knob
+        for name, knob in knobs.items()
+        if name not in house.knobs and knob["value"] != knob["default"]
+    }
     if moved:
         changed = {name: knob["default"] for name, knob in moved.items()}
         house.configure(changed, by="start of the demo")

@@ -83,8 +83,9 @@ class House:
     """Prepares and runs one house. `settings` are TRIMTAB_… variables for the control plane.
 
     `engine_options` are added to the engine's command line; `faults` opens its door for faults.
-    `objectives` are promised besides those of every house. Of more `engines` than one, all under
-    one agent, the others are processes called by their names.
+    `knobs` is how somebody has set the engine up before anything looks at it. `objectives` are
+    promised besides those of every house. Of more `engines` than one, all under one agent, the
+    others are processes called by their names.
     """
 
     home: Path
@@ -96,6 +97,7 @@ class House:
     engine_name: str = "engine-0"
     node: str = "node-0"
     engine_options: tuple[str, ...] = ()
+    knobs: Mapping[str, Any] = field(default_factory=dict)
     objectives: tuple[Mapping[str, Any], ...] = ()
     faults: bool = False
     engines: int = 1
@@ -240,6 +242,8 @@ class House:
         for name in (*PROCESSES[:-1], *self.more_ports, PROCESSES[-1]):
             self.start_one(name)
             self.wait(self.health_url(name), name)
+            if name == "engine" and self.knobs:
+                self.configure(dict(self.knobs), by="set-up")
 
     def wait(self, url: str, name: str) -> None:
         """Until the address answers 200. Raises NotReady after READY_S_MAX, Died if it ended."""

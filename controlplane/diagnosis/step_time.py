@@ -164,19 +164,14 @@ def _step_time(scene: Scene) -> StepTime | None:
         return None
     before = _fit(old)
     p, d = float(new[:, 1].mean()), float(new[:, 2].mean())
+    bar = _bar(1.0 if starved(scene) else _stretch(scene, old, new))
     fixed = slower = None
     if before is not None:
         fixed = float(new[:, 0].mean()) - before.b * p - before.c * d
-        slower = _excess(before, old, new)
-    return StepTime(
-        fit=both,
-        before=before,
-        p=p,
-        d=d,
-        slower=slower,
-        slower_max=_bar(1.0 if starved(scene) else _stretch(scene, old, new)),
-        fixed=fixed,
-    )
+        slower, doubt = _excess(before, old, new)
+        if _in_doubt(slower, doubt, bar):
+            slower = None
+    return StepTime(fit=both, before=before, p=p, d=d, slower=slower, slower_max=bar, fixed=fixed)
 
 
 def _comparable(scene: Scene, old: Matrix, new: Matrix) -> bool:
@@ -194,8 +189,10 @@ def _comparable(scene: Scene, old: Matrix, new: Matrix) -> bool:
     if longer(scene) >= GREW_MIN:
         return False
     now = _fit(new, points_min=BACK_POINTS_MIN)
-    excess = _excess(now, new, old) if now else None
-    return excess is not None and excess < -SLOWER_MAX
+    if now is None:
+        return False
+    excess, doubt = _excess(now, new, old)
+    return excess < -max(SLOWER_MAX, doubt)
 
 
 def _bar(stretch: float) -> float:
@@ -232,23 +229,27 @@ def _design(rows: Matrix) -> Matrix:
     return np.column_stack([np.ones(len(rows)), rows[:, 1:]])
 
 
-def _excess(fit: Fit, fitted: Matrix, rows: Matrix) -> float | None:
+def _excess(fit: Fit, fitted: Matrix, rows: Matrix) -> tuple[float, float]:
     """How much more the steps of `rows` take than a fit of others lets expect, as a share of them.
 
-    None when those others are too few or too alike to tell, with two standard errors, on which side
-    of SLOWER_MAX it lies.
+    Beside it two standard errors: of that line, and of the mean of `rows`, which scatter about it
+    as those others do.
     """
     design = _design(fitted)
     actual, mix = float(rows[:, 0].mean()), np.array([1.0, *rows[:, 1:].mean(axis=0)])
     expected = fit.step_s(float(mix[1]), float(mix[2]))
     error = fitted[:, 0] - design @ np.array([fit.a, fit.b, fit.c])
-    spread = float(mix @ np.linalg.inv(design.T @ design) @ mix)
+    spread = float(mix @ np.linalg.inv(design.T @ design) @ mix) + 1 / len(rows)
     noise = float(error @ error) / (len(fitted) - design.shape[1])
-    excess = (actual - expected) / actual
-    doubt = T_MIN * math.sqrt(spread * noise) / actual
-    if doubt > SLOWER_MAX and abs(excess) - doubt <= SLOWER_MAX:
-        return None
-    return excess
+    return (actual - expected) / actual, T_MIN * math.sqrt(spread * noise) / actual
+
+
+def _in_doubt(excess: float, doubt: float, bar: float) -> bool:
+    """Whether steps may be no slower than `bar` though they look it, or the other way round where
+    there are too few of them, or all too alike, to tell anything smaller."""
+    if excess > bar:
+        return excess - doubt <= bar
+    return doubt > SLOWER_MAX and excess + doubt >= bar
 
 
 def _stretch(scene: Scene, old: Matrix, new: Matrix) -> float:

@@ -52,6 +52,8 @@ LOOKS_MIN = 2  # one look at a queue may be chance
 AIM = 0.9  # of the pool: requests grow while they run
 WASTE_LARGER = 0.5  # most of the pool is empty ends of blocks
 WASTE_MIN = 0.1  # less of it is not worth a smaller block
+BESIDE_WEIGHT = 0.5  # of one of the two signs, where the other is there: either alone is enough
+SHRANK_WEIGHT = 2.0  # nothing that is sent to an engine, or slows it, takes memory from it
 AGAIN_MIN = 0.1  # of the steps' time: less of it is not worth running fewer
 
 
@@ -187,7 +189,7 @@ def _preempted_fact(scene: Scene, preempted: Track, *, required: bool) -> Fact:
         unit="1/s",
         threshold=_bar_per_s(scene, preempted),
         required=required,
-        weight=2,
+        weight=2 if required or _grows(scene, preempted) else BESIDE_WEIGHT,
     )
 
 
@@ -211,14 +213,16 @@ def _blocked_fact(blocked: float | None, *, required: bool) -> Fact:
         else f"In {blocked:.0%} of the measurements with requests waiting, fewer ran than the cap "
         "allows"
     )
+    held_up = blocked is not None and blocked >= BLOCKED_MIN
     return measured(
         text,
-        blocked is not None and blocked >= BLOCKED_MIN,
+        held_up,
         metric=RUNNING,
         unit="share of the time with a queue",
         value=blocked,
         threshold=BLOCKED_MIN,
         required=required,
+        weight=1 if required or held_up else BESIDE_WEIGHT,
     )
 
 
@@ -235,6 +239,7 @@ def _shrank_fact(scene: Scene) -> tuple[Fact, ...]:
             metric=KV_BLOCKS,
             unit="blocks",
             threshold=blocks.before,
+            weight=SHRANK_WEIGHT,
         ),
     )
 

@@ -199,3 +199,10 @@ def test_a_slow_host_that_fills_the_pool_is_a_slow_host(seed: int) -> None:
     engine = plant(seed, cap=64, rate=18.0, output=80, kv_tokens=4000)
     ranking = examined(trouble_by(engine, becomes(slow=3.0)), TTFT)
     assert [found.cause for found in ranking.named] == ["slow_host"], told(ranking)
+
+
+@SEEDS
+def test_memory_taken_away_beside_steps_that_may_be_a_little_slower_is_all(seed: int) -> None:
+    engine = plant(seed, cap=64, rate=28.0, output=80, kv_tokens=6400)
+    ranking = examined(trouble_by(engine, becomes(kv_tokens=2400, slow=1.24)), TTFT)
+    assert [found.cause for found in ranking.named] == ["kv_pool_exhausted"], told(ranking)
