@@ -22,6 +22,7 @@ DAY_S = 86_400.0
 # Below it the budget outlasts its window, so the pair would fire on an objective that is met.
 # 0.9 leaves room for the 0.933 of 28 days.
 FACTOR_MIN = 0.9
+PAGE, TICKET = "page", "ticket"  # severities: wakes somebody, or waits for the working day
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class Pair:
 
 
 PAIRS = (
-    Pair("1h/5m", "page", HOUR_S, HOUR_S / 12, 0.02),
-    Pair("6h/30m", "page", 6 * HOUR_S, HOUR_S / 2, 0.05),
-    Pair("1d/2h", "ticket", DAY_S, 2 * HOUR_S, 0.10),
-    Pair("3d/6h", "ticket", 3 * DAY_S, 6 * HOUR_S, 0.10),
+    Pair("1h/5m", PAGE, HOUR_S, HOUR_S / 12, 0.02),
+    Pair("6h/30m", PAGE, 6 * HOUR_S, HOUR_S / 2, 0.05),
+    Pair("1d/2h", TICKET, DAY_S, 2 * HOUR_S, 0.10),
+    Pair("3d/6h", TICKET, 3 * DAY_S, 6 * HOUR_S, 0.10),
 )
 
 

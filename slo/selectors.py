@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from controlplane.accounts.models import Tenant
 from slo.budget import Counts, attained, budget_left, burn_rate, window_is_bad
-from slo.burn import HOUR_S, PairState
+from slo.burn import HOUR_S, PAGE, PairState
 from slo.judging import pairs_at, settle_s
 from slo.models import Objective, Reading
 from slo.readings import MEASURED, sums_at_each
@@ -90,7 +90,7 @@ def standing(objective: Objective, now: datetime) -> Standing:
     )
     pairs = pairs_at(objective, newest.window_end, trusted=ok) if newest is not None else ()
     left = budget_left(counts, objective.target)
-    fast = bad_now or any(p.firing and p.severity == "page" for p in pairs)
+    fast = bad_now or any(p.firing and p.severity == PAGE for p in pairs)
     return Standing(
         objective=objective,
         state=_state(left, burning=fast or any(p.firing for p in pairs)),

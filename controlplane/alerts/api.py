@@ -31,8 +31,9 @@ from controlplane.accounts.rest import (
 )  # fmt: skip
 from controlplane.alerts import selectors, services
 from controlplane.alerts.channel import ChannelError, channels
-from controlplane.alerts.models import Channel, Delivery, Severity, Silence
+from controlplane.alerts.models import Channel, Delivery, Silence
 from controlplane.alerts.secrecy import masked
+from controlplane.diagnosis.models import Severity
 
 
 class ChannelShape(Shape):

@@ -17,10 +17,11 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.alerts import services
 from controlplane.alerts.channel import ChannelError
-from controlplane.alerts.models import Channel, Delivery, Severity
+from controlplane.alerts.models import Channel, Delivery
 from controlplane.alerts.secrecy import masked
 from controlplane.alerts.selectors import channels_of, silences_active, silences_of
 from controlplane.columns import table
+from controlplane.diagnosis.models import Severity
 
 UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 

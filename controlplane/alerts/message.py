@@ -5,7 +5,7 @@ docs/alerts.md describes every member of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
@@ -13,21 +13,20 @@ from django.conf import settings
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from controlplane.alerts.models import Channel, Delivery, Severity
-from controlplane.diagnosis.models import Episode, Incident
+from controlplane.alerts.models import Channel, Delivery
+from controlplane.diagnosis.models import Episode, Incident, Severity
 from controlplane.diagnosis.selectors import Story
 from controlplane.fleet.models import Engine
-from slo.burn import PAIRS
 
 MEMBERS_TOLD_MAX = 5
 MEMBERS_MAX = 50  # named in full: a message that is too long for its way tells nobody anything
 Event: TypeAlias = Delivery.Event
 
 
-def severity_of(incident: Incident) -> Severity:
-    """That of the burn pair which opened it (SRE workbook); the fast burn rule pages."""
-    name = incident.trigger.removeprefix("burn ")
-    return Severity(next((pair.severity for pair in PAIRS if pair.name == name), Severity.PAGE))
+def severity_of(incidents: Iterable[Incident]) -> Severity:
+    """The most urgent of those that are told as one."""
+    pages = any(incident.severity == Severity.PAGE for incident in incidents)
+    return Severity.PAGE if pages else Severity.TICKET
 
 
 def compose(
@@ -54,7 +53,7 @@ def compose(
         parts.append(_with_it(unnamed))
     return {
         "event": f"incident.{event.value}",
-        "severity": severity_of(incident).value,
+        "severity": severity_of((incident, *members)).value,
         "title": _title(event, incident, story, _lasted(run, until)),
         "text": sentences(*parts),
         "what": sentences(story.what),

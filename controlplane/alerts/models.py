@@ -8,14 +8,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from controlplane.accounts.models import Tenant
-from controlplane.diagnosis.models import Incident
-
-
-class Severity(models.TextChoices):
-    """How soon a person is wanted: now, or within the day."""
-
-    PAGE = "page", _("page")
-    TICKET = "ticket", _("ticket")
+from controlplane.diagnosis.models import Incident, Severity
 
 
 class Channel(models.Model):

@@ -18,10 +18,11 @@ from controlplane.accounts import audit
 from controlplane.accounts.models import Tenant
 from controlplane.alerts.channel import ChannelError, channels
 from controlplane.alerts.message import compose_test
-from controlplane.alerts.models import Channel, Delivery, Severity, Silence
+from controlplane.alerts.models import Channel, Delivery, Silence
 from controlplane.alerts.outbox import LEASE, deliver_once
 from controlplane.alerts.secrecy import masked
 from controlplane.alerts.selectors import scopes_known, silences_active
+from controlplane.diagnosis.models import Severity
 
 CHANNELS_PER_TENANT_MAX = 50
 SILENCES_PER_TENANT_MAX = 200

@@ -16,9 +16,9 @@ from django.db.models import Exists, OuterRef
 from controlplane.accounts.models import Tenant
 from controlplane.alerts.groups import Group, group_of
 from controlplane.alerts.message import compose, severity_of, stamp
-from controlplane.alerts.models import Channel, Delivery, Severity
+from controlplane.alerts.models import Channel, Delivery
 from controlplane.alerts.selectors import silence_of
-from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.models import Incident, Severity
 from controlplane.diagnosis.selectors import Story, incident_get, incidents_open
 from controlplane.diagnosis.services import REOPEN_WITHIN
 
@@ -78,7 +78,7 @@ def incident_tell(
             return []
         group = Group(incident, ())  # told by itself before it was found to be part of another
     channels = Channel.objects.filter(tenant=incident.tenant_id, enabled=True)
-    if severity_of(group.head) == Severity.TICKET:
+    if severity_of(group.all) == Severity.TICKET:
         channels = channels.filter(severity_min=Severity.TICKET)
     silence = silence_of(group, now)
     ask = doing if "approve" in (links or {}) else ""

@@ -174,10 +174,12 @@ def open_house(house: House, screen: Screen, load: str, watch_for: str) -> None:
     kept = kept_from_before(house.home)
     house.start()
     kept += set_back(reset_knobs(house))
+    set_up = ", ".join(f"{knob} {value}" for knob, value in house.knobs.items())
     screen.box("Trimtab", [
         f"Page      {house.web_url}/",
         f"Sign in   {house.secrets['login']}  {house.secrets['password']}",
         f"Load      {load}",
+        *([f"Set up    {set_up}"] if set_up else []),
         "",
         f"Watch for: {watch_for}",
         "",

@@ -26,7 +26,7 @@ from controlplane.accounts.rest import (
     page_of,
     text,
 )
-from controlplane.diagnosis.models import Incident
+from controlplane.diagnosis.models import Incident, Severity
 from controlplane.diagnosis.selectors import incident_get, incidents_asked, story
 
 COUNTED = "what the events are: requests, gaps between tokens, …"
@@ -95,7 +95,14 @@ class IncidentShape(Shape):
     service = serializers.CharField(source="incident.objective.service")
     scope = serializers.CharField(source="incident.scope", help_text="an engine; empty: all")
     state = serializers.ChoiceField(source="incident.state", choices=Incident.State.choices)
-    trigger = serializers.CharField(source="incident.trigger")
+    trigger = serializers.CharField(
+        source="incident.trigger", help_text="the rule that opened it last"
+    )
+    severity = serializers.ChoiceField(
+        source="incident.severity",
+        choices=Severity.choices,
+        help_text="of the most urgent rule that has fired for it",
+    )
     bad_since = serializers.DateTimeField(source="incident.bad_since", help_text="the first time")
     opened_at = serializers.DateTimeField(source="incident.opened_at")
     closed_at = serializers.DateTimeField(source="incident.closed_at", allow_null=True)

@@ -9,7 +9,15 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from controlplane.accounts.models import Tenant
+from slo.burn import PAGE, TICKET
 from slo.models import Objective
+
+
+class Severity(models.TextChoices):
+    """How soon a person is wanted: now, or within the day."""
+
+    PAGE = PAGE, _("page")
+    TICKET = TICKET, _("ticket")
 
 
 class Incident(models.Model):
@@ -36,6 +44,7 @@ class Incident(models.Model):
     )
     state = models.CharField(max_length=10, choices=State.choices, default=State.OPEN)
     trigger = models.CharField(max_length=60)
+    severity = models.CharField(max_length=10, choices=Severity.choices, default=Severity.PAGE)
     bad_since = models.DateTimeField()
     bad_again_since = models.DateTimeField(null=True, blank=True)
     opened_at = models.DateTimeField()

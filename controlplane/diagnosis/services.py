@@ -20,12 +20,13 @@ from django.utils.translation import gettext_noop
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.cause import UNKNOWN, Finding, causes
 from controlplane.diagnosis.episodes import recount
-from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
+from controlplane.diagnosis.models import Diagnosis, Evidence, Incident, Severity
 from controlplane.diagnosis.ranking import Ranking, rank
 from controlplane.diagnosis.scene import Scene
 from controlplane.diagnosis.selectors import diagnosis_of, leads
 from controlplane.diagnosis.staging import overlapping, scene_of
 from slo.budget import Counts, window_is_bad
+from slo.burn import PAIRS
 from slo.judging import REJUDGE_WINDOWS, settle_s
 from slo.models import Objective, Reading
 from slo.readings import MEASURED
@@ -60,15 +61,17 @@ def incident_update(*, judgement: Judgement, now: datetime) -> Incident | None:
     incident = Incident.objects.filter(
         objective=judgement.objective, scope=judgement.scope, state=Incident.State.OPEN
     ).first()
-    if incident is not None:
-        return _follow(incident, now)
+    tail: list[Reading] = []
+    trigger = None
     age_s = (now - judgement.window_end).total_seconds()
-    if judgement.signal != Signal.OK or age_s > REJUDGE_WINDOWS * judgement.window_s + settle_s():
-        return None
-    if not (judgement.bad or any(pair.firing for pair in judgement.pairs)):
-        return None  # what opens an incident ends with the window that is judged
-    tail = _tail(judgement.objective, judgement.scope, until=judgement.window_end)
-    trigger = _trigger(judgement, tail)
+    in_time = age_s <= REJUDGE_WINDOWS * judgement.window_s + settle_s()
+    # What opens an incident ends with the window that is judged.
+    burns = judgement.bad or any(pair.firing for pair in judgement.pairs)
+    if judgement.signal == Signal.OK and in_time and burns:
+        tail = _tail(judgement.objective, judgement.scope, until=judgement.window_end)
+        trigger = _trigger(judgement, tail)
+    if incident is not None:
+        return _follow(incident, trigger, now)
     if trigger is None or _covered(judgement):
         return None
     return _open(judgement.objective, judgement.scope, trigger, tail, now)
@@ -347,6 +350,15 @@ def _trigger(judgement: Judgement, tail: Sequence[Reading]) -> str | None:
     return None
 
 
+def _severity(trigger: str | None, before: str = Severity.TICKET) -> str:
+    """That of the burn pair (SRE workbook), of the rule of bad windows a page, but none lower than
+    `before`: who was woken is told of the end as well."""
+    if trigger is None or before == Severity.PAGE:
+        return before
+    ticket = {f"burn {pair.name}" for pair in PAIRS if pair.severity == Severity.TICKET}
+    return Severity.TICKET if trigger in ticket else Severity.PAGE
+
+
 def _covered(judgement: Judgement) -> bool:
     """Whether an open incident tells of it already. One that is blind covers nothing."""
     lately = judgement.window_end - timedelta(seconds=COVER_WINDOWS * judgement.window_s)
@@ -368,11 +380,12 @@ def _open(
     bad_since = first.window_end - timedelta(seconds=first.window_s)
     try:
         with transaction.atomic():
-            incident = _reopen(closed, bad_since, now) or Incident.objects.create(
+            incident = _reopen(closed, trigger, bad_since, now) or Incident.objects.create(
                 tenant_id=objective.tenant_id,
                 objective=objective,
                 scope=scope,
                 trigger=trigger,
+                severity=_severity(trigger),
                 bad_since=bad_since,
                 opened_at=now,
             )
@@ -392,7 +405,9 @@ def _closed_lately(objective: Objective, scope: str, now: datetime) -> Incident 
     return rows.order_by("-closed_at").first()
 
 
-def _reopen(closed: Incident | None, bad_since: datetime, now: datetime) -> Incident | None:
+def _reopen(
+    closed: Incident | None, trigger: str, bad_since: datetime, now: datetime
+) -> Incident | None:
     """Begins another episode; the one that ended keeps its times and numbers."""
     if closed is None:
         return None
@@ -400,6 +415,7 @@ def _reopen(closed: Incident | None, bad_since: datetime, now: datetime) -> Inci
     closed.state = Incident.State.OPEN
     closed.closed_at = None
     closed.lapsed = ""
+    closed.trigger, closed.severity = trigger, _severity(trigger, closed.severity)
     closed.bad_again_since, closed.opened_again_at = bad_since, now
     closed.good_windows = 0
     closed.reopened = F("reopened") + 1
@@ -408,8 +424,11 @@ def _reopen(closed: Incident | None, bad_since: datetime, now: datetime) -> Inci
     return closed
 
 
-def _follow(incident: Incident, now: datetime) -> Incident:
-    """Counts the good windows in a row; those without a signal are not in the row."""
+def _follow(incident: Incident, trigger: str | None, now: datetime) -> Incident:
+    """Counts the good windows in a row; those without a signal are not in the row.
+
+    `trigger` is the rule that would have opened it now, if any.
+    """
     good = 0
     for reading in _tail(incident.objective, incident.scope):
         if reading.window_end <= incident.run_since or good == GOOD_WINDOWS_TO_CLOSE:
@@ -420,10 +439,11 @@ def _follow(incident: Incident, now: datetime) -> Incident:
             break
         good += 1
     incident.good_windows = good
+    incident.severity = _severity(trigger, incident.severity)
     if good >= GOOD_WINDOWS_TO_CLOSE:
         incident.state = Incident.State.CLOSED
         incident.closed_at = now
         log.info("incident closed: %s", incident)
-    incident.save(update_fields=["good_windows", "state", "closed_at", "updated_at"])
+    incident.save(update_fields=["good_windows", "severity", "state", "closed_at", "updated_at"])
     recount(incident)
     return incident

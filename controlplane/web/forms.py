@@ -18,7 +18,8 @@ from controlplane.accounts.throttle import Buckets
 from controlplane.actions.orders import REASON_CHARS_MAX as WHY_CHARS_MAX
 from controlplane.alerts import services as alerts
 from controlplane.alerts.channel import channels
-from controlplane.alerts.models import Channel, Severity
+from controlplane.alerts.models import Channel
+from controlplane.diagnosis.models import Severity
 
 TRIES_PER_MIN = 10  # at a password
 # Words for what the services know by number.

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from controlplane.alerts.message import duration, sentences, severity_of
+from controlplane.alerts.message import duration, sentences
 from controlplane.alerts.models import Channel, Delivery, Silence
 from controlplane.alerts.services import silence_create, silence_end
 from controlplane.alerts.telling import incident_tell, incidents_to_tell
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import Blind, Hit, Story
-from slo.burn import PAIRS
 from slo.models import Objective
 from tests.controlplane.alerts.receiver import NOW
 from tests.controlplane.diagnosis.scenes import TTFT
@@ -282,20 +281,21 @@ def test_a_question_may_come_with_the_news(incident: Incident) -> None:
 
 def test_a_channel_for_pages_hears_of_no_ticket(incident: Incident, chat: Channel) -> None:
     Channel.objects.filter(pk=chat.pk).update(severity_min="page")
-    incident.trigger = "burn 1d/2h"
+    incident.severity = "ticket"
     incident.save()
     assert say(incident, NOW) == []
-    incident.trigger = "burn 1h/5m"
+    incident.severity = "page"
     incident.save()
     assert say(incident, NOW) == ["opened"]
 
 
-def test_the_burn_pair_says_how_severe_it_is(incident: Incident) -> None:
-    for pair in PAIRS:
-        incident.trigger = f"burn {pair.name}"
-        assert severity_of(incident) == pair.severity
-    incident.trigger = "fast burn"
-    assert severity_of(incident) == "page"
+def test_a_group_is_as_severe_as_its_most_urgent_part(incident: Incident, chat: Channel) -> None:
+    Channel.objects.filter(pk=chat.pk).update(severity_min="page")
+    incident.severity = "ticket"
+    incident.save()
+    another(incident, "tpot", part_of=incident, severity="page")
+    assert say(incident, NOW) == ["opened"]
+    assert newest()["severity"] == "page"
 
 
 # --- silences -------------------------------------------------------------------------------------

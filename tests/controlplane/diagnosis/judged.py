@@ -8,7 +8,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.services import incident_update
 from slo.budget import Counts, window_is_bad
-from slo.burn import PairState
+from slo.burn import PAIRS, PairState
 from slo.models import Objective, Reading
 from slo.services import Judgement
 from tests.controlplane.diagnosis.scenes import TTFT
@@ -16,6 +16,7 @@ from tracing.types import Signal
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 WINDOW_S = 15.0
+SEVERITIES = {pair.name: pair.severity for pair in PAIRS}
 
 
 class Story:
@@ -48,6 +49,7 @@ class Story:
         scope: str = "engine-0",
         same_window: bool = False,
         firing: bool = False,
+        pair: str = "1h/5m",
         killed: bool = False,
         now: datetime | None = None,
     ) -> Incident | None:
@@ -80,7 +82,7 @@ class Story:
             bad=signal == Signal.OK
             and window_is_bad(Counts(total - bad, total), o.target, o.fast_burn),
             fresh=True,
-            pairs=(PairState("1h/5m", "page", 3600, 300, 14.4, 20, 20, firing),)
+            pairs=(PairState(pair, SEVERITIES[pair], 3600, 300, 14.4, 20, 20, firing),)
             if scope == ""
             else (),
         )

@@ -328,6 +328,36 @@ def test_a_burn_pair_opens_only_while_windows_are_not_good() -> None:
     assert incident.trigger == "burn 1h/5m"
 
 
+def ticket() -> tuple[Story, Incident]:
+    """An incident that a slow burn opens."""
+    story = Story()
+    story.judge(20, scope="", firing=True, pair="1d/2h")
+    incident = story.judge(20, scope="", firing=True, pair="1d/2h")
+    assert incident is not None
+    assert (incident.trigger, incident.severity) == ("burn 1d/2h", "ticket")
+    return story, incident
+
+
+def test_a_ticket_becomes_a_page_when_it_burns_fast_and_stays_one() -> None:
+    story, incident = ticket()
+    story.judge(80, scope="")
+    assert Incident.objects.get().severity == "ticket", "one bad window may be chance"
+    story.judge(80, scope="")
+    story.judge(20, scope="", firing=True, pair="1d/2h")
+    incident.refresh_from_db()
+    assert (incident.trigger, incident.severity) == ("burn 1d/2h", "page")
+
+
+def test_what_opens_again_has_the_rule_that_opened_it_now() -> None:
+    story, incident = ticket()
+    for _ in range(4):
+        story.judge(0, scope="")
+    for _ in range(2):
+        story.judge(80, scope="")
+    incident.refresh_from_db()
+    assert (incident.reopened, incident.trigger, incident.severity) == (1, "fast burn", "page")
+
+
 @pytest.mark.parametrize(
     ("bad", "total", "good"),
     [(0, 1, True), (1, 1, False), (5, 100, True), (8, 100, True), (9, 100, False), (0, 0, False)],
