@@ -41,7 +41,7 @@ SPOKEN = {
 # A whole prompt in one step serves the most tokens a second, while nobody asks with a long one.
 THROUGHPUT_FIRST = {"prefill_chunk_tokens": 2048}
 # Half of 96 blocks still serve nine tenths of what they all do, half of these two thirds.
-SMALL_POOL = ("--model-len-max", "512", "--kv-pool-blocks", "56")
+SMALL_POOL = ("--model-len-max", "448", "--kv-pool-blocks", "56")
 
 
 @dataclass(frozen=True)
