@@ -29,6 +29,7 @@ from engine.replay import Status, Summary
 QUIET_WINDOWS = 10
 STORY_WINDOWS = 14  # after the shift; a cause not named by then is not named
 UNKNOWN, NO_INCIDENT, NOT_FELT = "unknown", "no incident", "not felt"
+EARLY = "before the fault"  # whatever was named then, it was not for what had not happened yet
 EVENTS_MIN = 20  # of a window, or it says nothing
 # What every house promises (controlplane/demo/prepare.py), and the shares of late and of failed
 # requests above which a window is bad.
@@ -279,7 +280,10 @@ def felt_besides(play: Play, scrapes: Scrapes) -> bool:
 
 
 def first_named(play: Play) -> tuple[str, float | None, str]:
-    """(cause, seconds since it began, why) of the first explanation that names one."""
+    """(cause, seconds since it began, why) of the first explanation that names one.
+
+    The cause is EARLY where that was before it began.
+    """
     incidents, _, _ = ledger(play.house)
     made = sorted(
         (each["made_at"], each["cause"], each["because"])
@@ -288,7 +292,8 @@ def first_named(play: Play) -> tuple[str, float | None, str]:
     )
     for at, cause, because in made:
         if cause != UNKNOWN:
-            return cause, datetime.fromisoformat(at).timestamp() - play.began_at, because
+            after_s = datetime.fromisoformat(at).timestamp() - play.began_at
+            return (cause if after_s >= 0 else EARLY), after_s, because
     if made:
         return UNKNOWN, None, made[-1][2]
     return (UNKNOWN if incidents else NO_INCIDENT), None, ""
