@@ -183,7 +183,7 @@ SCENARIOS: dict[str, Scenario] = {
                 Event("Half of the KV pool's blocks are taken away.", fault("kv_pool_halved")),
                 mended("A person gives the blocks back."),
             ),
-            # A tenth more than half of the pool serves; at three quarters the whole one is short too.
+            # A tenth more than half of the pool serves; at 0.75 the whole one is short too.
             calm=0.68,
             load=0.68,
             engine_options=SMALL_POOL,
