@@ -50,6 +50,7 @@ WATCH_FOR = (
     "first tokens come late; the page says since when and because of what; a chat message arrives "
     "here; a knob turns; the change is kept or undone by what it did to the requests."
 )
+CPUS_FEW = 4  # up to here a browser takes from the engine what it would need
 LIVE_EVERY_S = 1.0
 LIVE_OVER_S = 15.0
 ENDINGS = tuple(
@@ -177,7 +178,9 @@ def open_house(house: House, screen: Screen, load: str, watch_for: str) -> None:
     set_up = ", ".join(f"{knob} {value}" for knob, value in house.knobs.items())
     screen.box("Trimtab", [
         f"Page      {house.web_url}/",
+        *watched_from_elsewhere(house.ports.web, os.cpu_count() or 1),
         f"Sign in   {house.secrets['login']}  {house.secrets['password']}",
+        "Times     UTC, on the pages as here",
         f"Load      {load}",
         *([f"Set up    {set_up}"] if set_up else []),
         "",
@@ -187,6 +190,16 @@ def open_house(house: House, screen: Screen, load: str, watch_for: str) -> None:
         *kept,
         "End       Ctrl-C or make stop",
     ])  # fmt: skip
+
+
+def watched_from_elsewhere(port: int, cpus: int) -> list[str]:
+    """How to look at the pages without a browser on this machine, where it has few CPUs."""
+    if cpus > CPUS_FEW:
+        return []
+    return [
+        f"Browser   one here takes CPU that the engine needs, of {cpus} in all; better one on "
+        f"another machine, after `ssh -N -L {port}:127.0.0.1:{port} HOST`"
+    ]
 
 
 def kept_from_before(home: Path) -> list[str]:
@@ -265,7 +278,7 @@ async def _with_story(played: Play, story: Story) -> Summary:
 def say_what_was_done(
     replayer: Replayer, story: Story, chosen: argparse.Namespace, screen: Screen
 ) -> None:
-    """The last line but one, which is kept for who ends the demo from elsewhere."""
+    """The last words but one, which are kept for who ends the demo from elsewhere."""
     summary = summarise(replayer.records, replayer.unsolicited)
     line = counted(summary, story.incidents, story.actions, story.since)
     closing_line(chosen.home).write_text(f"{line}\n")

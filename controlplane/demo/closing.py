@@ -30,6 +30,8 @@ ENDED = {  # an action's last state → the step
     "failed": "not done",
     "rollback_failed": "not undone",
 }
+# Where the run ends before its trial, agent and engine end too; the agent's journal has it still.
+UNDER_WAY = "under way, to be undone at the next start"
 FARED = {  # what became of a request; the first and the last are said of none as well
     Status.OK: "answered",
     Status.REJECTED: "refused",
@@ -179,7 +181,11 @@ def in_short(
 def counted(
     summary: Summary, incidents: Sequence[Row], actions: Sequence[Row], since: float
 ) -> str:
-    """One line on what a run did, from what is known when it stops; `since` is when it began."""
+    """What a run did in short, from what is known when it stops; `since` is when it began.
+
+    Incidents are those it opened, for the first time or again. What an earlier one left open is
+    said beside them.
+    """
     fared = [
         f"{summary.counts[status]:,} {word}"
         for status, word in FARED.items()
@@ -187,22 +193,34 @@ def counted(
     ]
     if summary.duplicated:
         fared.append(f"{summary.duplicated:,} answered twice")
-    still = sum(row["state"] == "open" for row in incidents)
-    over = sum(bool(row["closed_at"]) and stamp(row["closed_at"]) >= since for row in incidents)
     came = [
-        ENDED.get(row["state"]) if row["ended_at"] else "under way"
-        for row in actions
-        if not row["ended_at"] or stamp(row["ended_at"]) >= since
+        _state_of(row) for row in actions if not row["ended_at"] or stamp(row["ended_at"]) >= since
     ]
     changes = [
         f"{came.count(word)} {word}"
-        for word in ("kept", "undone", "not undone", "under way")
+        for word in ("kept", "undone", "not undone", "proposed", UNDER_WAY)
         if word in came or word in ("kept", "undone")
     ]
     return (
-        f"Sent {summary.sent:,} requests: {', '.join(fared)}. Incidents: {still + over}, {still} "
-        f"of them open. Changes: {', '.join(changes)}."
+        f"Sent {summary.sent:,} requests: {', '.join(fared)}. "
+        f"Incidents: {_opened(incidents, since)}. Changes: {', '.join(changes)}."
     )
+
+
+def _opened(incidents: Sequence[Row], since: float) -> str:
+    is_open = [row for row in incidents if row["state"] == "open"]
+    opened = [row for row in incidents if stamp(row["episodes"][-1]["opened_at"]) >= since]
+    old = sum(row not in opened for row in is_open)
+    return f"{len(opened)}, {len(is_open) - old} of them open" + (
+        f", and {old} open from before" if old else ""
+    )
+
+
+def _state_of(action: Row) -> str | None:
+    """What came of a change so far, in a word."""
+    if action["ended_at"]:
+        return ENDED.get(action["state"])
+    return "proposed" if action["state"] == "proposed" else UNDER_WAY
 
 
 def settled(before: Settings, after: Settings) -> str:

@@ -42,7 +42,7 @@ class Processes:
             self.log_begins[name] = log.tell()
             child = subprocess.Popen(
                 argv,
-                env={**os.environ, **env},
+                env={**os.environ, "TZ": "UTC", **env},  # logs have the time of the pages
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -167,7 +167,7 @@ def stop_recorded(path: Path) -> bool:
 
 
 def closing_line(home: Path) -> Path:
-    """Where a demo that has ended left its one line of what it did."""
+    """Where a demo that has ended left word of what it did, on one line."""
     return home / "run" / "closing.txt"
 
 

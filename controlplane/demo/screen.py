@@ -53,7 +53,8 @@ class Screen:
     def event(self, text: str, at: datetime | None = None) -> None:
         """Lasting lines with the time in UTC, as the pages and logs have it: when it happened, now
         where no time is given."""
-        self.say(*hung(f"{at or datetime.now(UTC):%H:%M:%S}  ", text, width()))
+        when = (at or datetime.now(UTC)).astimezone(UTC)
+        self.say(*hung(f"{when:%H:%M:%S}  ", text, width()))
 
     def progress(self, at_s: float, text: str) -> None:
         """How it goes, `at_s` seconds after the start. Raises Gone once nobody reads it."""

@@ -4,6 +4,7 @@ empty, stale and in error. The photographs are in shots/."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -120,6 +121,45 @@ def test_on_a_narrow_screen_one_button_opens_the_pages(visit: Any) -> None:
     one.page.click("#menu >> text=Incidents")
     one.page.wait_for_url("**/incidents/")
     assert one.console == []
+
+
+BOXES = "each => each.map(one => one.getBoundingClientRect().toJSON())"
+
+
+@pytest.mark.parametrize(("width", "in_a_row"), [(1360, 3), (1280, 3), (1024, 1), (NARROW, 1)])
+def test_charts_stand_in_whole_rows(visit: Any, width: int, in_a_row: int) -> None:
+    one: Visit = visit(width=width)
+    one.sign_in()
+    tops = [box["top"] for box in one.page.eval_on_selector_all(".charts .chart", BOXES)]
+    assert [tops.count(top) for top in tops] == [in_a_row] * 3
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_the_zone_of_all_times_is_always_seen(visit: Any, width: int) -> None:
+    one: Visit = visit(width=width)
+    one.sign_in()
+    zone = one.page.locator(".zone")
+    assert zone.is_visible()
+    assert "UTC" in zone.inner_text()
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_signs_and_times_of_the_budgets_curve_do_not_lie_on_each_other(
+    visit: Any, width: int
+) -> None:
+    one: Visit = visit(width=width)
+    one.sign_in()
+    one.go("/objectives/ttft/")
+    signs = one.page.eval_on_selector_all(".over .mark text", BOXES)
+    lines = one.page.eval_on_selector_all(".over .mark line", BOXES)
+    kinds = one.page.eval_on_selector_all(".over .mark text", "all => all.map(t => t.textContent)")
+    assert set(kinds) >= {"■", "◆"}
+    for kind, sign, line in zip(kinds, signs, lines, strict=True):
+        side = sign["right"] - line["left"] if kind == "■" else line["left"] - sign["left"]
+        assert side < 1, "an incident's sign left of its line, an action's right of it"
+    times = one.page.eval_on_selector_all(".over .tick text, .over .now", BOXES)
+    assert len(times) >= 3
+    assert all(one["right"] < other["left"] for one, other in pairwise(times))
 
 
 @pytest.mark.parametrize(("width", "language", "themes"), LOOKS[::3])

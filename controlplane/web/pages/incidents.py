@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -68,25 +69,30 @@ def incident(request: TenantRequest, incident_id: UUID) -> HttpResponse:
         raise Http404(f"incident {incident_id} is not one of {request.tenant}") from None
     (line,) = lines_of([found])
     told, minutes = line.told, minutes_of(request, _minutes_around(found))
-    actions = [
-        (action, compared(action), verbs_open(action), _explained(action, found, told.diagnosis))
-        for action in reversed(line.actions)
-    ]
+
+    # Templates call what they use, once: a part that is fetched again costs only itself.
+    @cache
+    def actions() -> list[tuple[Action, Compared | None, tuple[str, ...], Explained | None]]:
+        return [
+            (done, compared(done), verbs_open(done), _explained(done, found, told.diagnosis))
+            for done in reversed(line.actions)
+        ]
+
     context = {
         "line": line,
         "incident": found,
         "counted": _counted(found),
-        "before": _before(found),
+        "before": cache(lambda: _before(found)),
         "axis": _axis([*told.evidence_for, *told.evidence_against], told.rivals),
         "look_axis": _axis([], told.nearest),
         "actions": actions,
-        "judged": any(counts is not None for _action, counts, *_more in actions),
+        "judged": lambda: any(counts is not None for _action, counts, *_more in actions()),
         "charts": questions(found.objective),
         "minutes": minutes,
         "ranges": RANGES,
         "page_state": {"bad": "bad", "act": "act", "ok": "ok"}[line.state],
     }
-    return send(request, "incident.html", context, parts=("all",))
+    return send(request, "incident.html", context, parts=("story", "reasons"))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
@@ -30,6 +31,13 @@ from tracing.types import Grid, Signal
 
 INCIDENTS_MAX = 20
 BUDGET_POINTS = 60
+# What parts the times below the budget's curve: whole minutes, hours or days.
+TICK_STEPS = tuple(
+    timedelta(minutes=minutes)
+    for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 2880, 7200, 14400, 43200)
+)
+TICKS_MAX = 6
+TICK_X_MAX = 88.0  # in % of the width: to the right of it stands "now"
 # A burn rate this near to its factor is worth a look before it fires.
 NEAR = 0.7
 
@@ -94,7 +102,7 @@ def objective(request: TenantRequest, slug: str) -> HttpResponse:
         "overdrawn": stands.budget_left is not None and stands.budget_left < 0,
         "bar": bad_share_bar(found.target, found.fast_burn),
         "budget": budget,
-        "budget_times": [since + part / 4 * (now - since) for part in range(4)],
+        "budget_ticks": budget_ticks(since, now),
         "budget_marks": cache(lambda: budget_marks(found, since, now)),
         "now": now,
         "rules": cache(lambda: burn_rules(stands)),
@@ -234,6 +242,31 @@ def budget_marks(found: Objective, since: datetime, now: datetime) -> list[dict[
     span_s = max((now - since).total_seconds(), 1.0)
     marks = marks_of(found, Grid(since, now, span_s))
     return [mark | {"x": 100 * (mark["at"] - since.timestamp()) / span_s} for mark in marks]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A time below a curve, `x` in % of its width; said as the day where it is midnight."""
+
+    x: float
+    at: datetime
+
+    @property
+    def words(self) -> str:
+        return f"{self.at:%H:%M}" if self.at.hour or self.at.minute else f"{self.at:%m-%d}"
+
+
+def budget_ticks(since: datetime, now: datetime) -> list[Tick]:
+    """Times in UTC that are multiples of one step, each where it is between `since` and `now`."""
+    span = max(now - since, timedelta(seconds=1))
+    step = next((step for step in TICK_STEPS if span <= TICKS_MAX * step), TICK_STEPS[-1])
+    first = math.ceil(since.timestamp() / step.total_seconds()) * step.total_seconds()
+    ticks = []
+    at = datetime.fromtimestamp(first, UTC)
+    while (x := 100 * ((at - since) / span)) <= TICK_X_MAX:
+        ticks.append(Tick(x, at))
+        at += step
+    return ticks
 
 
 def budget_curve(points: list[BudgetPoint]) -> Curve | None:

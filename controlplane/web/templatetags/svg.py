@@ -24,14 +24,18 @@ BUDGET_ZERO = 33.3  # per cent of the rule's width: left of it is overspent
 def budget_rule(left: float | None, state: str) -> SafeString:
     """The budget rule: a bar from a zero mark; what is overspent grows to the left of it.
 
-    `left` is the share of the budget that is left: 1 fills the right side, −1 the left one.
+    `left` is the share of the budget that is left: 1 fills the right side. The left side never
+    ends: −1 fills half of it, −3 three quarters, −9 nine tenths.
     """
     if left is None:
         said, bar = _("error budget unknown"), mark_safe("")
     else:
         said = _("%(share)s of the error budget left") % {"share": percent(left, 0)}
-        room = 100 - BUDGET_ZERO if left >= 0 else BUDGET_ZERO
-        width = max(min(abs(left), 1) * room, 0.8)
+        if left >= 0:
+            width = min(left, 1) * (100 - BUDGET_ZERO)
+        else:
+            width = -left / (1 - left) * BUDGET_ZERO
+        width = max(width, 0.8)
         bar = format_html(
             '<rect class="{}" x="{}%" y="3" width="{}%" height="6"/>',
             state_class(state) if left >= 0 else "bad",

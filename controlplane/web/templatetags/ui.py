@@ -18,7 +18,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from controlplane.actions.models import Action
+from controlplane.accounts.models import AuditEntry
+from controlplane.actions.models import Action, State
 from controlplane.actions.selectors import short_of
 from controlplane.actions.standing import overridden_words
 from controlplane.web.heat import Cell as HeatCell
@@ -312,6 +313,13 @@ def state_class(state: str) -> str:
 @register.filter
 def state_word(state: str) -> str:
     return str(STATES[state][1])
+
+
+@register.filter
+def deed(entry: AuditEntry) -> str:
+    """What was done, as an audit entry has it; a step of an action is called as on its page."""
+    is_step = entry.noun == "action" and entry.verb in State.values
+    return state_word(entry.verb) if is_step else entry.verb
 
 
 @register.simple_tag

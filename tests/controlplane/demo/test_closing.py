@@ -112,14 +112,33 @@ def test_one_line_counts_what_a_run_did_when_it_stops() -> None:
     actions = [
         action(ended_at=None, state="verifying"), action(), action(state="rolled_back"),
         action(state="expired"), action(ended_at=at(20)),
+        action(ended_at=None, state="proposed"),
     ]  # fmt: skip
     assert counted(summary, incidents, actions, MIDNIGHT + 30) == (
-        "Sent 4 requests: 2 answered, 1 refused, 1 on their way, 0 lost. Incidents: 2, 1 of them "
-        "open. Changes: 1 kept, 1 undone, 1 under way."
+        "Sent 4 requests: 2 answered, 1 refused, 1 on their way, 0 lost. Incidents: 3, 1 of them "
+        "open. Changes: 1 kept, 1 undone, 1 proposed, 1 under way, to be undone at the next start."
     )
     assert counted(summarise([], 2), [], [], MIDNIGHT) == (
         "Sent 0 requests: 0 answered, 0 lost, 2 answered twice. Incidents: 0, 0 of them open. "
         "Changes: 0 kept, 0 undone."
+    )
+
+
+def test_a_run_counts_the_incidents_that_it_opened_and_not_what_it_inherited() -> None:
+    """Four of the run before: one it left over, one that ended in this run, one that is still open
+    and one that came back."""
+    since, old = MIDNIGHT + 500, {"opened_at": at(60)}
+    incidents = [
+        incident(**old),
+        incident(**old, closed_at=at(520)),
+        incident(**old, closed_at=None, state="open", episodes=[episode(60)]),
+        incident(**old, closed_at=at(700), episodes=[episode(60, 180), episode(600, 700)]),
+        incident(opened_at=at(610), closed_at=None, state="open", episodes=[episode(610)]),
+    ]
+    told = counted(summarise([], 0), incidents, [], since)
+    assert "Incidents: 2, 1 of them open, and 1 open from before. Changes" in told
+    assert "Incidents: 0, 0 of them open. Changes" in counted(
+        summarise([], 0), incidents[:2], [], since
     )
 
 

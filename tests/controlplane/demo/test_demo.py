@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ import httpx
 import pytest
 
 from controlplane.demo import measuring
-from controlplane.demo.__main__ import house_for, in_the_way, kept_from_before, set_back
+from controlplane.demo.__main__ import (
+    house_for,
+    in_the_way,
+    kept_from_before,
+    set_back,
+    watched_from_elsewhere,
+)
 from controlplane.demo.house import Ports, in_use
 from controlplane.demo.options import options
 from controlplane.demo.processes import (
@@ -61,6 +68,25 @@ def test_lines_are_as_wide_as_a_narrow_terminal_and_go_on_below_their_text(
     assert max(map(len, lines)) == 50
     assert lines[1].startswith(" " * 10 + "word")
     assert lines[5].startswith("│ " + " " * 16 + "word")
+
+
+def test_what_happened_is_printed_in_utc_and_children_log_in_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Shanghai")
+    eight = timezone(timedelta(hours=8))
+    Screen().event("it broke", datetime(2026, 1, 1, 8, 0, 1, tzinfo=eight))
+    assert capsys.readouterr().out == "00:00:01  it broke\n"
+    processes = Processes(tmp_path)
+    processes.start("agent", [sys.executable, "-c", "import time; print(time.tzname[0])"], {})
+    processes.children["agent"].wait(30)
+    assert processes.log_of("agent").read_text() == "UTC\n"
+
+
+def test_on_few_cpus_one_is_told_how_to_keep_the_browser_off_them() -> None:
+    (told,) = watched_from_elsewhere(8001, 2)
+    assert "ssh -N -L 8001:127.0.0.1:8001 HOST" in told
+    assert watched_from_elsewhere(8001, 16) == []
 
 
 def test_the_live_line_is_rewritten_without_escape_codes(

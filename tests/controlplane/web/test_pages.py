@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -18,6 +18,7 @@ from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Incident
 from controlplane.fleet.models import Node
 from controlplane.fleet.services import sync
+from controlplane.web.pages.objectives import budget_ticks
 from tests.controlplane.web.answers import text
 from tests.controlplane.web.world import (
     TRACE_ID,
@@ -184,14 +185,50 @@ def test_objective_shows_the_rule_that_opened_an_incident(ada: Any, full: World)
 
 def test_the_budget_over_time_has_times_and_what_happened(ada: Any, full: World) -> None:
     said = text(ada(full).get("/objectives/ttft/?part=state"))
-    axis = said.partition('<div class="axis">')[2].partition("</div>")[0]
-    assert axis.count("<time") == 4
+    ticks = re.findall(r'<g class="tick">.*?x1="([\d.]+)%".*?<text [^>]*>([^<]*)</text>', said)
+    assert len(ticks) >= 3
+    assert all(re.fullmatch(r"\d\d:\d0|\d\d-\d\d", words) for _x, words in ticks)
     for kind, sign in (("incident", "■"), ("action", "◆")):
         mark = said.partition(f'<g class="mark {kind}">')[2].partition("</g>")[0]
         assert sign in mark
         x = re.search(r'x1="([\d.]+)%"', mark)
         assert x is not None
         assert 90 < float(x[1]) < 100, "minutes ago, of an hour"
+
+
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
+EVENING = datetime(2026, 1, 1, 22, 2, 11, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("span", "said"),
+    [
+        (20 * timedelta(seconds=1), []),
+        (4 * MINUTE, ["22:03", "22:04", "22:05"]),
+        (705 * timedelta(seconds=1), ["22:04", "22:06", "22:08", "22:10", "22:12"]),
+        (6 * 60 * MINUTE, ["23:00", "01-02", "01:00", "02:00", "03:00"]),
+        (DAY, ["01-02", "06:00", "12:00", "18:00"]),
+        (30 * DAY, ["01-02", "01-07", "01-12", "01-17", "01-22", "01-27"]),
+    ],
+)
+def test_the_times_below_the_budget_are_whole_and_where_they_were(
+    span: timedelta, said: list[str]
+) -> None:
+    ticks = budget_ticks(EVENING, EVENING + span)
+    assert [tick.words for tick in ticks] == said
+    for tick in ticks:
+        assert abs(EVENING + span * (tick.x / 100) - tick.at) < timedelta(seconds=1)
+        assert tick.at.second == 0
+    assert budget_ticks(EVENING, EVENING) == []
+
+
+def test_every_page_says_once_of_what_zone_its_times_are(ada: Any, full: World) -> None:
+    client = ada(full)
+    for address in ("/", "/incidents/", "/objectives/ttft/", "/settings/password/"):
+        rail = text(client.get(address)).partition('<nav class="rail"')[2].partition("</nav>")[0]
+        before, _menu, below = rail.partition('id="menu"')
+        assert before.count("</span> UTC</p>") == 1, "above what a narrow screen folds away"
+        assert "UTC" not in below
 
 
 def test_overview_tells_burning_now_from_a_spent_budget(ada: Any, full: World) -> None:

@@ -414,6 +414,21 @@ def test_the_audit_log_calls_an_action_by_its_change(owner: Client, full: World)
     assert f"<code>{action.pk}" not in said
 
 
+def test_the_audit_log_calls_a_step_as_the_actions_own_page_does(
+    owner: Client, full: World
+) -> None:
+    action = full.tenant.actions.first()
+    assert action is not None
+    for verb in ("verified", "rolled_back", "cleared"):
+        audit.record(
+            tenant=full.tenant, actor="agent", verb=verb, noun="action", subject=str(action.pk),
+            detail={"what": str(action)},
+        )  # fmt: skip
+    said = text(owner.get("/settings/audit/?noun=action&actor=agent"))
+    for words in ("kept", "rolled back", "cleared"):
+        assert f">{words} action <code>{action}</code>" in said
+
+
 def test_a_long_chain_is_checked_when_asked_to(
     owner: Client, full: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,13 +151,28 @@ def test_what_a_kept_change_left_is_told_in_words_that_are_true_of_it(
     regions = re.findall(r'role="region" aria-label="([^"]*)"', said)
     assert len(set(regions)) == len(regions) > 2, "whoever hears the page tells them apart"
     assert "Evidence: load beyond capacity, newest look" in regions
+    before = said.partition('<details class="rival" id="explained">')[2]
+    assert "8 of 8 allowed requests run all the time" in before, "folded away, not said twice"
     short = "cured; the rest unexplained"
     assert short in text(client.get("/incidents/"))
     assert short in text(client.get("/objectives/"))
     Incident.objects.update(state=Incident.State.CLOSED, closed_at=full.now)
     said = text(client.get(f"/incidents/{found.pk}/"))
     assert 'id="look"' not in said
+    assert 'id="explained"' not in said, "the evidence stands open again"
     assert short not in text(client.get("/incidents/"))
+
+
+def test_an_incidents_charts_stand_between_its_story_and_its_reasons(ada: Any, full: World) -> None:
+    client, address = ada(full), f"/incidents/{Incident.objects.get().pk}/"
+    said = text(client.get(address))
+    places = [said.index(part) for part in ('id="story"', 'data-chart="bad"', 'id="reasons"')]
+    assert places == sorted(places)
+    story, reasons = (text(client.get(f"{address}?part={part}")) for part in ("story", "reasons"))
+    assert "data-page-state" in story
+    assert "<table" not in story
+    assert "8 of 8 allowed requests run all the time" in reasons
+    assert "data-chart" not in story + reasons, "what is fetched again draws no chart anew"
 
 
 def test_incident_says_when_no_window_of_a_trial_counted(ada: Any, full: World) -> None:
