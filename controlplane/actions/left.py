@@ -125,7 +125,7 @@ def left_in(incident: Incident, episode: Episode, acted: Sequence[Action]) -> Le
         return None
     objective = incident.objective
     counts = counts_between(objective=objective, scope=incident.scope, since=since, until=until)
-    if window_is_good(counts, objective.target):
+    if not counts.total or window_is_good(counts, objective.target):
         return None
     return Left(since, since, counts, objective.unit, until=until)
 
