@@ -47,10 +47,11 @@ from plant import (
 from controlplane.demo.client import good_again_s
 from controlplane.demo.house import House
 from controlplane.demo.pace import NORMAL
-from controlplane.demo.scenarios import SCENARIOS
 from engine.load import Request, arrivals, bursts
 from engine.replay import Record, Status, Summary, calibrate, summarise
 
+# Shares of capacity: the demo's crowds, and more of them, so that no setting serves all in time.
+CALM, LOAD = 0.4, 0.75
 # 12 fixed configurations around the defaults (32, 2048, 512), on the knobs' own ladders.
 STATIC = [
     {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "prefill_chunk_tokens": chunk}
@@ -219,9 +220,8 @@ def judge(rows: Sequence[Row]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and lengths")
-    burst = SCENARIOS["burst"]  # the same story as the demo's
-    parser.add_argument("--calm", type=float, default=burst.calm, help="share of capacity, before")
-    parser.add_argument("--load", type=float, default=burst.load, help="share of capacity, after")
+    parser.add_argument("--calm", type=float, default=CALM, help="share of capacity, before")
+    parser.add_argument("--load", type=float, default=LOAD, help="share of capacity, after")
     parser.add_argument("--quiet-s", type=float, default=5)
     parser.add_argument("--shift-s", type=float, default=225)
     parser.add_argument("--screen-s", type=float, default=5)

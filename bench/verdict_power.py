@@ -26,7 +26,6 @@ from plant import drive, house, say, verdict
 
 from controlplane.actions import verify
 from controlplane.demo.pace import NORMAL
-from controlplane.demo.scenarios import SCENARIOS
 from engine.load import arrivals, bursts
 from engine.replay import ANSWER_S_MAX
 from slo.budget import Counts
@@ -111,7 +110,7 @@ def judge(runs: list[Recorded], window_s: float) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=150, help="of each of four runs")
-    parser.add_argument("--load", type=float, default=SCENARIOS["burst"].load)
+    parser.add_argument("--load", type=float, default=0.75)
     parser.add_argument("--window-s", type=float, default=NORMAL.window_s)
     parser.add_argument("--record", type=Path, metavar="FILE", help="keep what was recorded there")
     parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="judge such files")

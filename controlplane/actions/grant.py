@@ -104,7 +104,7 @@ def predict(
     told = wish["why"]
     if covered < 1:
         wish_for = _whole(wanted, up=wanted > current)
-        told += f"; {wish_for} is wished for, and {value} is as far as one change goes"
+        told += f"; that asks for {wish_for}, and {value} is as far as one change goes"
     budget = round(1 - diagnosis.incident.objective.target, 6)
     return {
         "sentence": told,

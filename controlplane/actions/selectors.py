@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from controlplane.accounts.models import Tenant
+from controlplane.actions.left import left_in
 from controlplane.actions.models import IN_FLIGHT, Action, State
 from controlplane.actions.standing import overridden_words
 from controlplane.actions.verify import share
@@ -72,7 +73,8 @@ def actions_since(actions: Sequence[Action], at: datetime) -> list[Action]:
 
 def earlier_of(incident: Incident, acted: Sequence[Action]) -> list[str]:
     """What an incident had come to before it opened again, in sentences: how much was missed, what
-    explained it, what was done. Of several times the newest; none where it is the first."""
+    explained it, what was done and what that left. Of several times the newest; none where it is
+    the first."""
     *earlier, run = incident.runs
     if not earlier:
         return []
@@ -80,7 +82,9 @@ def earlier_of(incident: Incident, acted: Sequence[Action]) -> list[str]:
     lately = actions_since(acted, run.bad_since)
     done = [a for a in actions_since(acted, earlier[-1].bad_since) if a not in lately]
     because = explained.because if explained else ""
-    return [earlier_words(incident), *filter(None, [because]), *map(sentence, done)]
+    left = left_in(incident, earlier[-1], done)
+    told = [because, *map(sentence, done), left.words if left else ""]
+    return [earlier_words(incident), *filter(None, told)]
 
 
 def sentence(action: Action) -> str:
@@ -93,8 +97,6 @@ def sentence(action: Action) -> str:
         for knob, change in action.changes.items()
     )
     told = _(OUTCOME_WORDS[action.state]) % {"steps": steps, "engine": action.engine.name}
-    if over := overridden_words(action):
-        told = _("%(told)s, %(over)s") % {"told": told, "over": over}
     outcome = str(action.outcome.get("sentence", ""))
     told = f"{told}: {outcome}" if outcome else told
     if short := short_of(action):
@@ -102,6 +104,8 @@ def sentence(action: Action) -> str:
             "told": told,
             "predicted": share(short),
         }
+    if over := overridden_words(action):
+        told = _("%(told)s; %(over)s") % {"told": told, "over": over}
     if not action.holds:
         return told
     waits = _("the autopilot leaves %s alone until a person has looked") % action.engine.name

@@ -63,7 +63,7 @@ def deeds_of(incident: Incident, now: datetime) -> tuple[list[str], Deeds]:
         engine=acted[-1].engine.name if acted else incident.scope,
         links=links_of(acted[-1], now) if acted else {},
         undone_at=max((a.ended_at for a in undone if a.ended_at), default=None),
-        stuck_since=left.kept_at if left else None,
+        stuck_since=left.kept_at if left and not left.until else None,
     )
     done = list(map(sentence, told))
     return [*done, left.words, *left.nearest] if left else done, deeds

@@ -102,7 +102,7 @@ def _incident(row: dict[str, Any]) -> list[Told]:
     if (because := row.get("because")) and not row["part_of"]:
         # “TTFT p99 is 2 s because …” says it already.
         link = "" if " because " in because or row["cause"] == "unknown" else "because "
-        step = "because " + row["cause"]
+        step = f"because {len(runs)} {row['cause']}"
         told.append(Told((key, step), _time(row["explained_at"]), f"  {link}{because}"))
     if row["state"] == "closed":
         over = f"● over: “{row['objective_name']}” is met again"

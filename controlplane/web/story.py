@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from controlplane.accounts.models import Tenant
-from controlplane.actions.left import left_of
+from controlplane.actions.left import Left, left_of
 from controlplane.actions.models import IN_FLIGHT, Action, State
 from controlplane.actions.selectors import actions_since, earlier_of, sentence
 from controlplane.actions.standing import overridden_at
@@ -105,12 +105,13 @@ def _line(incident: Incident) -> StoryLine:
     action = acted[-1] if acted else None
     running = action is not None and action.state in IN_FLIGHT
     over = incident.state == Incident.State.CLOSED
+    left = left_of(incident, acted)
     return StoryLine(
         incident=incident,
         told=told,
-        doing=sentences(_doing(incident, told, acted, over=over)),
+        doing=sentences(_doing(incident, told, acted, left)),
         earlier=sentences(*earlier_of(incident, acted)),
-        steps=tuple(_steps(incident, told, acted, said)),
+        steps=tuple(_steps(incident, told, acted, said, left)),
         state="act" if running else "ok" if over else "bad",
         action=action,
         deliveries=said,
@@ -118,12 +119,11 @@ def _line(incident: Incident) -> StoryLine:
     )
 
 
-def _doing(incident: Incident, told: Story, acted: Sequence[Action], *, over: bool) -> str:
+def _doing(incident: Incident, told: Story, acted: Sequence[Action], left: Left | None) -> str:
     if lately := actions_since(acted, incident.run_since):
-        action, left = lately[-1], left_of(incident, acted)
+        action, over = lately[-1], incident.state == Incident.State.CLOSED
         waits = not over and action.state not in IN_FLIGHT
-        why = left.words if left else told.no_action
-        return sentences(sentence(action), why if waits else "")
+        return sentences(sentence(action), left.words if left else told.no_action if waits else "")
     if told.diagnosis is None:
         return ""
     if told.no_action:
@@ -134,7 +134,11 @@ def _doing(incident: Incident, told: Story, acted: Sequence[Action], *, over: bo
 
 
 def _steps(
-    incident: Incident, told: Story, actions: Sequence[Action], said: Sequence[Delivery]
+    incident: Incident,
+    told: Story,
+    actions: Sequence[Action],
+    said: Sequence[Delivery],
+    left: Left | None,
 ) -> list[Step]:
     *earlier, run = incident.runs
     lately = actions_since(actions, run.bad_since)
@@ -144,6 +148,8 @@ def _steps(
     newest.append(Step(_("explained"), "done", first) if first else Step(_("explain"), "now"))
     newest.append(_step_told([d for d in said if d.created_at >= run.opened_at]))
     newest.extend(_steps_tried(lately, told))
+    if left is not None:
+        newest.append(Step(_("not enough"), "failed", left.since))
     if run.closed_at is not None:
         went = [step for step in newest if step.at]  # nothing is to come any more
         return _as_it_went([*steps, *went, Step(_("over"), "done", run.closed_at)])

@@ -165,10 +165,11 @@ def _because(scene: Scene) -> str:
         return "it cannot be told whether the steps take longer than their tokens explain"
     expected = step.before.step_s(step.p, step.d)
     takes = expected / (1 - step.slower)
-    explained = f"explain {ms(expected)} of it"
     if takes <= expected:
-        explained = f"let {ms(expected)} be expected"
-    return scene.because(f"a step took {ms(takes)}, and its tokens {explained}")
+        return scene.because(
+            f"a step took {ms(takes)}, no longer than the {ms(expected)} its tokens explain"
+        )
+    return scene.because(f"a step took {ms(takes)}, and its tokens explain {ms(expected)} of it")
 
 
 CAUSE = SlowHost()

@@ -9,7 +9,7 @@ import pytest
 from controlplane import loop
 from controlplane.actions.left import left_of
 from controlplane.actions.models import Action, State, Verdict
-from controlplane.actions.selectors import actions_of
+from controlplane.actions.selectors import actions_of, earlier_of
 from controlplane.alerts.models import Channel, Delivery
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import incident_get
@@ -142,3 +142,37 @@ def test_what_is_explained_now_says_why_nothing_more_is_tried() -> None:
     assert "The host is slow." in text
     assert Delivery.objects.get(event="stuck").message["cause"] == "slow host"
     assert text.endswith("requests missed it all the same; no knob helps.")
+
+
+def test_what_was_left_until_it_was_over_is_told_at_the_end_and_when_it_comes_back() -> None:
+    story = Kept()
+    for _ in range(6):
+        story.judge(25)
+    story.look_in_vain()
+    assert story.tell() == ["stuck"]
+    for _ in range(4):
+        story.judge(0)
+    assert story.incident.state == Incident.State.CLOSED
+    assert story.tell() == ["resolved"]
+    words = "rom 00:00:51 to 00:02:21, 25.0% of 600 requests missed it all the same"
+    assert f"F{words}." in Delivery.objects.get(event="resolved").message["text"]
+    for _ in range(2):
+        story.judge(60)
+    assert f"f{words}" in earlier_of(story.incident, actions_of(story.incident))
+
+
+def test_a_kept_change_that_ended_it_left_nothing() -> None:
+    story = Kept()
+    for _ in range(4):
+        story.judge(0)
+    assert story.incident.state == Incident.State.CLOSED
+    assert left_of(story.incident, actions_of(story.incident)) is None
+
+
+def test_what_was_missed_after_it_was_set_back_was_not_left_by_it() -> None:
+    story = Kept()
+    Action.objects.update(overridden={"at": story.now(4).isoformat(), "knob": "max_num_seqs"})
+    for bad in (*[25] * 3, *[0] * 4):
+        story.judge(bad)
+    assert story.incident.state == Incident.State.CLOSED
+    assert left_of(story.incident, actions_of(story.incident)) is None

@@ -65,7 +65,7 @@ def test_a_change_that_goes_part_of_the_way_says_what_is_wished_for(world: World
     action, _ = propose(world, diagnosis)
     assert action is not None
     assert action.predicted["sentence"] == (
-        "143 run or wait; 179 is wished for, and 32 is as far as one change goes"
+        "143 run or wait; that asks for 179, and 32 is as far as one change goes"
     )
     assert action.predicted["bad_share_max"] is None
 

@@ -187,6 +187,13 @@ def test_the_story_tells_detection_cause_action_and_end_in_order() -> None:
     back = steps_told([incident | {"state": "open", "episodes": runs}], [])[-1]
     assert (back.key, back.words) == (("i", "opened 2"), "▲ detected again: 9 of 10 late")
     assert f"{back.at:%H:%M:%S}" == "00:07:00"
+    because = [
+        one.key[1]
+        for found in (runs[:1], runs)
+        for one in steps_told([incident | {"episodes": found}], [])
+        if one.key[1].startswith("because")
+    ]
+    assert because == ["because 1 running_cap_too_small", "because 2 running_cap_too_small"]
     part = incident | {"id": "p", "part_of": "i"}
     words = [one.words[0] for one in steps_told([part, incident], [])]
     assert words == ["▲", "▲", " ", "●", "●"]

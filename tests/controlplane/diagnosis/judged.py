@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from django.db.models import Sum
+
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.services import incident_update
@@ -55,11 +57,15 @@ class Story:
     ) -> Incident | None:
         self.window += not same_window
         end = START + timedelta(seconds=WINDOW_S * self.window)
+        rows = Reading.objects.filter(objective=self.objective, scope=scope, window_end__lt=end)
+        sums = rows.aggregate(good=Sum("good", default=0), total=Sum("total", default=0))
         Reading.objects.update_or_create(
             objective=self.objective,
             scope=scope,
             window_end=end,
             defaults={
+                "good_sum": sums["good"] + total - bad,
+                "total_sum": sums["total"] + total,
                 "window_s": WINDOW_S,
                 "good": total - bad,
                 "total": total,
