@@ -114,6 +114,27 @@ def sums_at_each(
     }
 
 
+def sums_measured(
+    asked: Collection[tuple[Objective, str, datetime]], window_s: float
+) -> dict[tuple[Objective, str, datetime], Counts]:
+    """`sums_at` of moments of many objectives and scopes in one look-up, without those before which
+    the last window was not measured."""
+    edges = {each: edge_before(each[2], window_s) for each in asked}
+    if not edges:
+        return {}
+    rows = Reading.objects.filter(
+        objective__in={objective for objective, _scope, _at in asked},
+        scope__in={scope for _objective, scope, _at in asked},
+        window_end__in=set(edges.values()),
+    )
+    known = {
+        (row.objective_id, row.scope, row.window_end): Counts(row.good_sum, row.total_sum)
+        for row in rows
+    }
+    found = {each: known.get((each[0].pk, each[1], edge)) for each, edge in edges.items()}
+    return {each: counts for each, counts in found.items() if counts is not None}
+
+
 def window_of(window_s: float) -> timedelta:
     """Exact, in whole milliseconds: seconds in floats would drift apart."""
     return timedelta(milliseconds=round(window_s * 1_000))

@@ -25,7 +25,7 @@ from controlplane.diagnosis.services import (
 from slo.budget import Counts
 from slo.indicator import Unit
 from slo.models import Reading
-from slo.selectors import counts_between
+from slo.readings import sums_measured
 from tracing.types import Signal
 
 WINDOWS_MAX = 40
@@ -109,25 +109,48 @@ def left_of(incident: Incident, acted: Sequence[Action]) -> Left | None:
 def left_in(incident: Incident, episode: Episode, acted: Sequence[Action]) -> Left | None:
     """What the last change that was kept in an episode left until that was over.
 
-    None where none was, where it was over within two control windows, and where no more was missed
-    than a kept promise would show.
+    None where none was, where it was over within two control windows, where no more was missed
+    than a kept promise would show, and where that was not measured.
     """
+    return lefts_in([(incident, episode, acted)])[0]
+
+
+def lefts_in(cases: Sequence[tuple[Incident, Episode, Sequence[Action]]]) -> list[Left | None]:
+    """`left_in` of many episodes in one query."""
+    window = timedelta(seconds=settings.TRIMTAB_CONTROL_WINDOW_S)
+    spans = [(case[0], _span(*case, window)) for case in cases]
+    asked = {
+        (incident.objective, incident.scope, at) for incident, span in spans for at in span or ()
+    }
+    sums = sums_measured(asked, window.total_seconds())
+
+    def left(incident: Incident, since: datetime, until: datetime) -> Left | None:
+        objective, scope = incident.objective, incident.scope
+        first, last = (sums.get((objective, scope, at)) for at in (since, until))
+        if first is None or last is None:
+            return None
+        counts = last - first
+        if not counts.total or window_is_good(counts, objective.target):
+            return None
+        return Left(since, since, counts, objective.unit, until=until)
+
+    return [left(incident, *span) if span else None for incident, span in spans]
+
+
+def _span(
+    incident: Incident, episode: Episode, acted: Sequence[Action], window: timedelta
+) -> tuple[datetime, datetime] | None:
+    """From when its last change was kept to the windows that ended it, or to when it was
+    overridden."""
     if episode.closed_at is None or (incident.lapsed and episode.closed_at == incident.closed_at):
         return None
-    kept = [a for a in acted if _kept_in(episode, a)]
+    kept = [action for action in acted if _kept_in(episode, action)]
     if not kept or kept[-1].ended_at is None:
         return None
-    window = timedelta(seconds=settings.TRIMTAB_CONTROL_WINDOW_S)
     since, over = kept[-1].ended_at, overridden_at(kept[-1])
     until = episode.closed_at - GOOD_WINDOWS_TO_CLOSE * window
     until = min(until, over) if over else until
-    if until - since < BAD_WINDOWS_TO_OPEN * window:
-        return None
-    objective = incident.objective
-    counts = counts_between(objective=objective, scope=incident.scope, since=since, until=until)
-    if not counts.total or window_is_good(counts, objective.target):
-        return None
-    return Left(since, since, counts, objective.unit, until=until)
+    return (since, until) if until - since >= BAD_WINDOWS_TO_OPEN * window else None
 
 
 def _kept_in(episode: Episode, action: Action) -> bool:

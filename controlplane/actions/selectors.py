@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from controlplane.accounts.models import Tenant
-from controlplane.actions.left import left_in
+from controlplane.actions.left import Left
 from controlplane.actions.models import IN_FLIGHT, Action, State
 from controlplane.actions.standing import overridden_words
 from controlplane.actions.verify import share
@@ -71,9 +71,9 @@ def actions_since(actions: Sequence[Action], at: datetime) -> list[Action]:
     return [action for action in actions if action.created_at >= at or not action.ended_at]
 
 
-def earlier_of(incident: Incident, acted: Sequence[Action]) -> list[str]:
+def earlier_of(incident: Incident, acted: Sequence[Action], left: Left | None) -> list[str]:
     """What an incident had come to before it opened again, in sentences: how much was missed, what
-    explained it, what was done and what that left. Of several times the newest; none where it is
+    explained it, what was done and what that `left`. Of several times the newest; none where it is
     the first."""
     *earlier, run = incident.runs
     if not earlier:
@@ -82,7 +82,6 @@ def earlier_of(incident: Incident, acted: Sequence[Action]) -> list[str]:
     lately = actions_since(acted, run.bad_since)
     done = [a for a in actions_since(acted, earlier[-1].bad_since) if a not in lately]
     because = explained.because if explained else ""
-    left = left_in(incident, earlier[-1], done)
     told = [because, *map(sentence, done), left.words if left else ""]
     return [earlier_words(incident), *filter(None, told)]
 

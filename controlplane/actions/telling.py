@@ -8,7 +8,7 @@ from typing import TypedDict
 from uuid import UUID
 
 from controlplane.accounts.models import Tenant
-from controlplane.actions.left import left_of
+from controlplane.actions.left import left_in, left_of
 from controlplane.actions.links import links_of
 from controlplane.actions.models import Action, State
 from controlplane.actions.selectors import (
@@ -58,8 +58,9 @@ def deeds_of(incident: Incident, now: datetime) -> tuple[list[str], Deeds]:
     undone = [action for action in lately if _undone(action)]
     told = lately if incident.closed_at else list(dict.fromkeys([*undone[-1:], *lately[-1:]]))
     left = left_of(incident, acted)
+    before = left_in(incident, incident.runs[-2], acted) if incident.reopened else None
     deeds = Deeds(
-        earlier=earlier_of(incident, acted),
+        earlier=earlier_of(incident, acted, before),
         engine=acted[-1].engine.name if acted else incident.scope,
         links=links_of(acted[-1], now) if acted else {},
         undone_at=max((a.ended_at for a in undone if a.ended_at), default=None),

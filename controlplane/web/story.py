@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import itemgetter
+from uuid import UUID
 
 from django.db.models import Prefetch, prefetch_related_objects
 from django.utils import timezone
@@ -13,7 +14,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from controlplane.accounts.models import Tenant
-from controlplane.actions.left import Left, left_of
+from controlplane.actions.left import Left, left_of, lefts_in
 from controlplane.actions.models import IN_FLIGHT, Action, State
 from controlplane.actions.selectors import actions_since, earlier_of, sentence
 from controlplane.actions.standing import overridden_at
@@ -86,7 +87,7 @@ def story_lines(tenant: Tenant, now: datetime) -> list[StoryLine]:
 
 
 def lines_of(incidents: Sequence[Incident]) -> list[StoryLine]:
-    """The story of each incident; three queries for all of them together, one for each that is
+    """The story of each incident; four queries for all of them together, one for each that is
     open, and one more after a kept change."""
     actions = Action.objects.select_related("engine").order_by("created_at")
     deliveries = Delivery.objects.select_related("channel").order_by("created_at")
@@ -95,22 +96,33 @@ def lines_of(incidents: Sequence[Incident]) -> list[StoryLine]:
         Prefetch("actions", actions.prefetch_related("transitions"), to_attr="acted"),
         Prefetch("deliveries", deliveries, to_attr="said"),
     )
-    return [_line(incident) for incident in incidents]
+    ended = [
+        (incident, episode, incident.acted)  # type: ignore[attr-defined]
+        for incident in incidents
+        for episode in incident.runs[-2:]
+        if episode.closed_at is not None
+    ]
+    keys = [(incident.pk, episode.opened_at) for incident, episode, _acted in ended]
+    lefts = dict(zip(keys, lefts_in(ended), strict=True))
+    return [_line(incident, lefts) for incident in incidents]
 
 
-def _line(incident: Incident) -> StoryLine:
+def _line(incident: Incident, lefts: Mapping[tuple[UUID, datetime], Left | None]) -> StoryLine:
+    """`lefts` are what kept changes left of episodes that are over, by incident and opening."""
     told = story(incident)
     acted: tuple[Action, ...] = tuple(incident.acted)  # type: ignore[attr-defined]
     said: tuple[Delivery, ...] = tuple(incident.said)  # type: ignore[attr-defined]
     action = acted[-1] if acted else None
     running = action is not None and action.state in IN_FLIGHT
     over = incident.state == Incident.State.CLOSED
-    left = left_of(incident, acted)
+    *before, run = incident.runs
+    left = lefts.get((incident.pk, run.opened_at)) if over else left_of(incident, acted)
+    left_before = lefts.get((incident.pk, before[-1].opened_at)) if before else None
     return StoryLine(
         incident=incident,
         told=told,
         doing=sentences(_doing(incident, told, acted, left)),
-        earlier=sentences(*earlier_of(incident, acted)),
+        earlier=sentences(*earlier_of(incident, acted, left_before)),
         steps=tuple(_steps(incident, told, acted, said, left)),
         state="act" if running else "ok" if over else "bad",
         action=action,

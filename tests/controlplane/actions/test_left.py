@@ -9,7 +9,8 @@ import pytest
 from controlplane import loop
 from controlplane.actions.left import left_of
 from controlplane.actions.models import Action, State, Verdict
-from controlplane.actions.selectors import actions_of, earlier_of
+from controlplane.actions.selectors import actions_of
+from controlplane.actions.telling import deeds_of
 from controlplane.alerts.models import Channel, Delivery
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import incident_get
@@ -158,7 +159,8 @@ def test_what_was_left_until_it_was_over_is_told_at_the_end_and_when_it_comes_ba
     assert f"F{words}." in Delivery.objects.get(event="resolved").message["text"]
     for _ in range(2):
         story.judge(60)
-    assert f"f{words}" in earlier_of(story.incident, actions_of(story.incident))
+    _done, deeds = deeds_of(story.incident, story.now())
+    assert f"f{words}" in deeds["earlier"]
 
 
 def test_a_kept_change_that_ended_it_left_nothing() -> None:
