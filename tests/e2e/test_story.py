@@ -179,16 +179,16 @@ def test_from_story_to_objective_to_incident_to_outcome_to_trace(
         page.click("#incidents a")
         page.wait_for_url(f"**/incidents/{site.things['incident']}/")
         page.wait_for_selector("#live:not(:empty)", state="attached")
-        assert "now checking" in page.inner_text("#all")
+        assert "now checking" in page.inner_text("#story")
         site.run(VERIFIED)
         page.wait_for_selector(
             "text=44.7 % of requests missed the objective before", timeout=20_000
         )
         page.wait_for_selector("#favicon[href$='/ok.svg']", state="attached")
-        assert "Kept max_num_seqs at 32 (was 8) on engine-0" in page.inner_text("#all")
+        assert "Kept max_num_seqs at 32 (was 8) on engine-0" in page.inner_text("#story")
         assert one.violations() == []
         one.shoot("outcome")
-        page.click("#all a:has(code)")
+        page.click("#reasons a:has(code)")
         page.wait_for_url("**/traces/**")
         assert "waiting in the queue 911 ms" in page.inner_text("main").replace("\u00a0", " ")
         one.go("/")

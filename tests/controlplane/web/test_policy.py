@@ -52,7 +52,7 @@ def test_templates_say_nothing_outside_gettext(path: Path) -> None:
 
 
 # Names and protocols, the same in every language.
-NOT_WORDS = {"Trimtab", "HTTP", "PUT", "api", "objectives", "GPU", "TTFT"}
+NOT_WORDS = {"Trimtab", "HTTP", "PUT", "api", "objectives", "GPU", "TTFT", "UTC"}
 
 
 def test_scripts_need_no_eval_and_build_no_markup_from_text() -> None:
