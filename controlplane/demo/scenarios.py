@@ -143,7 +143,7 @@ SCENARIOS: dict[str, Scenario] = {
             "Crowds come at once: more requests a second, a quarter of the time many of them.",
             "First tokens come late behind the running cap; the cap goes up and stays there if "
             "fewer are late.",
-            load=0.7,
+            load=0.67,
             in_bursts=True,
             cause="running_cap_too_small",
         ),
