@@ -143,7 +143,9 @@ SCENARIOS: dict[str, Scenario] = {
             "Crowds come at once: more requests a second, a quarter of the time many of them.",
             "First tokens come late behind the running cap; the cap goes up and stays there if "
             "fewer are late.",
-            load=0.67,
+            # The machine may be a tenth faster or slower than when it was measured: at 0.65 nothing
+            # may be missed then, at 0.75 too much for any setting.
+            load=0.7,
             in_bursts=True,
             cause="running_cap_too_small",
         ),
