@@ -170,7 +170,7 @@ SCENARIOS: dict[str, Scenario] = {
                 Event("The captured graphs are dropped.", fault("capture_lost")),
                 mended("A person mends the engine: graphs are captured again."),
             ),
-            # Half again as much as an engine without graphs serves, four fifths of one with them.
+            # As much as an engine without graphs serves alone, two thirds of one with them.
             decode_bound=True,
             calm=0.47,
             load=0.47,
