@@ -39,11 +39,11 @@ from controlplane.demo.pace import NORMAL, PACES
 from controlplane.demo.play import Play
 from controlplane.demo.processes import STORIES, Died, closing_line, record, running
 from controlplane.demo.receiver import Receiver
-from controlplane.demo.scenarios import CALM, SCENARIOS, Scenario
+from controlplane.demo.scenarios import SCENARIOS, Scenario
 from controlplane.demo.screen import Gone, Screen, hung, width
 from controlplane.demo.story import Story
 from controlplane.home import ALLOWED, state_folder
-from engine.load import Request, arrivals, bursts, read_azure_csv
+from engine.load import Request, read_azure_csv
 from engine.replay import Record, Replayer, Status, Summary, summarise
 
 WATCH_FOR = (
@@ -153,15 +153,27 @@ def shifting_load(
             requests = [each for each in requests if each.at_s < chosen.minutes * 60]
         return requests, f"{chosen.trace.name}, {chosen.scale:g}× as fast"
     capacity = measured(house, chosen.home, screen)
-    share = SCENARIOS["burst"].load if chosen.load is None else chosen.load
-    quiet = CALM if chosen.calm is None else chosen.calm
-    calm, high = quiet * capacity, share * capacity
+    burst = with_loads(SCENARIOS["burst"], chosen)
     quiet_s = chosen.quiet_min * 60
-    shifted_s = chosen.minutes * 60 - quiet_s
-    phases = [(quiet_s, calm), *bursts(chosen.seed, shifted_s, high)]
-    return arrivals(chosen.seed, phases, name="demo"), (
-        f"{calm:.0f} requests/s, after {spoken(quiet_s)} {high:.0f} in bursts "
-        f"({quiet:.0%} and {share:.0%} of this machine's {capacity:.0f})"
+    requests = burst.requests(chosen.seed, capacity, quiet_s, chosen.minutes * 60 - quiet_s)
+    return requests, told_load(burst, capacity, quiet_s)
+
+
+def with_loads(scenario: Scenario, chosen: argparse.Namespace) -> Scenario:
+    """The scenario under the loads that were asked for, else its own."""
+    given = {"calm": chosen.calm, "load": chosen.load}
+    return replace(scenario, **{k: v for k, v in given.items() if v is not None})
+
+
+def told_load(scenario: Scenario, capacity: float, quiet_s: float) -> str:
+    """What is sent before and after the shift, in words."""
+    how = ", in crowds" * scenario.in_bursts
+    if scenario.answers > 1:
+        how += f", answers up to {scenario.answers} times as long"
+    return (
+        f"{scenario.calm * capacity:.0f} requests/s, after {spoken(quiet_s)} "
+        f"{scenario.load * capacity:.0f}{how} "
+        f"({scenario.calm:.0%} and {scenario.load:.0%} of this machine's {capacity:.0f})"
     )
 
 
@@ -216,18 +228,14 @@ def kept_from_before(home: Path) -> list[str]:
 def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: Screen) -> int:
     """One story to its end, and what happened in it; 0 only if no request was lost."""
     pace, quiet_s = PACES[chosen.pace], chosen.quiet_min * 60
-    given = {"calm": chosen.calm, "load": chosen.load}
-    scenario = replace(scenario, **{k: v for k, v in given.items() if v is not None})
+    scenario = with_loads(scenario, chosen)
     story_s = scenario.windows * pace.window_s
     if chosen.minutes:
         story_s = chosen.minutes * 60 - quiet_s
         scenario = replace(scenario, windows=story_s / pace.window_s)
     capacity = measured(house, chosen.home, screen)
     requests = scenario.requests(chosen.seed, capacity, quiet_s, story_s)
-    load = (
-        f"{scenario.calm * capacity:.0f} requests/s, after {spoken(quiet_s)} "
-        f"{scenario.load * capacity:.0f} ({scenario.load:.0%} of this machine's {capacity:.0f})"
-    )
+    load = told_load(scenario, capacity, quiet_s)
     open_house(house, screen, load, scenario.watch_for)
     before = settings_of(house)
     played = Play(
@@ -339,7 +347,7 @@ async def run(
         story.house.processes.check()
         if not shifted and replayer.now() > chosen.quiet_min * 60:
             shifted = True
-            screen.event("The load shifts now.")
+            screen.event(f"The quiet is over: {SCENARIOS['burst'].about}")
         screen.progress(replayer.now(), lately(replayer))
     following.cancel()
     await load

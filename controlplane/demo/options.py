@@ -138,7 +138,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--load", type=partial(above_0, most=LOAD_MAX), metavar="SHARE",
         help=f"load after the shift, likewise (at most {LOAD_MAX:g}; default: the scenario's; "
-        f"without one {SCENARIOS['burst'].load:g}, in bursts)",
+        f"without one {SCENARIOS['burst'].load:g}, in crowds with long answers)",
     )  # fmt: skip
     parser.add_argument("--seed", type=whole, default=1, help="seed of arrivals and lengths")
     parser.add_argument(

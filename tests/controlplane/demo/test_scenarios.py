@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from controlplane.demo.scenarios import (
     Scenario,
 )
 from controlplane.diagnosis.cause import causes
-from engine.load import PROMPT_TOKENS_MAX, Request
+from engine.load import OUTPUT_TOKENS_MAX, PROMPT_TOKENS_MAX, Request
 from engine.replay import Replayer
 
 ROOT = Path(__file__).parents[3]
@@ -56,6 +57,18 @@ def test_the_quiet_is_plain_traffic_and_the_load_shifts_after_it(scenario: Scena
     assert max(r.prompt_tokens for r in quiet) <= PROMPT_TOKENS_MAX
     long = sum(r.prompt_tokens == LONG_PROMPT_TOKENS for r in shifted)
     assert long / len(shifted) == pytest.approx(scenario.long_prompts, abs=0.07)
+
+
+def test_crowds_ask_for_longer_answers_and_the_quiet_before_them_does_not() -> None:
+    scenario = SCENARIOS["burst"]
+    longer = scenario.requests(1, 50.0, 60.0, 60.0)
+    usual = replace(scenario, answers=1).requests(1, 50.0, 60.0, 60.0)
+    for changed, before in zip(longer, usual, strict=True):
+        times = scenario.answers if before.at_s >= 60 else 1
+        assert changed.output_tokens == min(times * before.output_tokens, OUTPUT_TOKENS_MAX)
+        assert replace(changed, output_tokens=before.output_tokens) == before
+    crowd = [each.output_tokens for each in longer if each.at_s >= 60]
+    assert sum(crowd) / len(crowd) == pytest.approx(94, rel=0.05)  # as docs and comments say
 
 
 def test_a_load_bound_by_decode_asks_little_and_is_told_much() -> None:
