@@ -45,6 +45,22 @@ def test_incident_repeats_nothing_of_its_message(ada: Any, full: World) -> None:
     assert told.count(BECAUSE) == 1
 
 
+def test_a_story_says_how_soon_a_person_is_wanted(ada: Any, full: World) -> None:
+    client, found = ada(full), Incident.objects.get()
+    for severity, other in (("page", "ticket"), ("ticket", "page")):
+        Incident.objects.update(severity=severity)
+        for address in ("/", "/incidents/", f"/incidents/{found.pk}/"):
+            said = text(client.get(address))
+            assert f'<span class="pill {severity}"' in said, address
+            assert f'<span class="pill {other}"' not in said, address
+    Incident.objects.create(
+        tenant=full.tenant, objective=full.objectives["tpot"], scope="engine-0", severity="page",
+        trigger="fast burn", bad_since=found.bad_since, opened_at=found.opened_at, part_of=found,
+    )  # fmt: skip
+    (line,) = lines_of([Incident.objects.get(pk=found.pk)])
+    assert line.severity == "page", "as urgent as the most urgent that it tells of"
+
+
 def test_incident_tells_its_steps_in_the_order_they_had(ada: Any, full: World) -> None:
     """The agent may be quicker than the chat, and the chat quicker than the agent."""
     found, action = Incident.objects.get(), Action.objects.get()
