@@ -10,21 +10,13 @@ import pytest
 from django.urls import reverse
 
 from controlplane.actions.models import Action, State
+from controlplane.diagnosis.explaining import diagnosis_confirm, diagnosis_note
 from controlplane.diagnosis.models import Diagnosis, Incident
-from controlplane.diagnosis.services import diagnosis_confirm, diagnosis_note
 from controlplane.web.story import lines_of
 from controlplane.web.templatetags.prose import prose
 from tests.controlplane.web.answers import text
-from tests.controlplane.web.world import (
-    BECAUSE,
-    TRACE_ID,
-    World,
-    act,
-    end,
-    explain,
-    goes_on,
-    incident,
-)
+from tests.controlplane.web.story import BECAUSE, act, end, explain, goes_on, incident
+from tests.controlplane.web.world import TRACE_ID, World
 
 
 def test_incident_shows_evidence_rivals_action_and_message(ada: Any, full: World) -> None:
