@@ -12,7 +12,7 @@ from pathlib import Path
 
 from controlplane.demo.house import Ports
 from controlplane.demo.pace import PACES
-from controlplane.demo.scenarios import CALM, SCENARIOS
+from controlplane.demo.scenarios import SCENARIOS
 from controlplane.demo.screen import hung, width
 from engine.load import BURST_LOAD, LENGTH_DIVISOR, OUTPUT_TOKENS_MAX, PROMPT_TOKENS_MAX
 
@@ -133,7 +133,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calm", type=partial(above_0, most=CALM_MAX), metavar="SHARE",
         help="load before the shift, as a share of this machine's capacity "
-        f"(at most {CALM_MAX:g}; default: the scenario's; without one {CALM:g})",
+        f"(at most {CALM_MAX:g}; default: the scenario's; without one {SCENARIOS['burst'].calm:g})",
     )  # fmt: skip
     parser.add_argument(
         "--load", type=partial(above_0, most=LOAD_MAX), metavar="SHARE",

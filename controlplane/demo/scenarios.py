@@ -149,13 +149,14 @@ SCENARIOS: dict[str, Scenario] = {
     for scenario in (
         Scenario(
             "burst",
-            "Crowds come from now on, and ask for longer answers.",
+            "As many requests as before, but in crowds, and they ask for longer answers.",
             "First tokens come late behind the running cap; the cap goes up and stays there if "
             "fewer are late.",
             # Long answers hold their places, so that the cap decides and not the machine's speed,
             # which may be another than when it was measured (docs/results.md).
-            load=0.45,
-            crowd_every_s=4.0,
+            calm=0.35,
+            load=0.35,
+            crowd_every_s=5.0,
             answers=LONG_ANSWERS,
             cause="running_cap_too_small",
         ),

@@ -292,8 +292,8 @@ def test_who_sees_nothing_missed_is_told_how_to_get_more_load(tmp_path: Path) ->
 
 def test_the_load_is_told_with_its_crowds_and_longer_answers() -> None:
     assert told_load(SCENARIOS["burst"], 100.0, 180.0) == (
-        "40 requests/s, after 3 minutes 45 in crowds, answers up to 6 times as long "
-        "(40% and 45% of this machine's 100)"
+        "35 requests/s, after 3 minutes 35 in crowds, answers up to 6 times as long "
+        "(35% and 35% of this machine's 100)"
     )
     assert told_load(SCENARIOS["hand-edit"], 100.0, 45.0) == (
         "50 requests/s, after 45 s 50 (50% and 50% of this machine's 100)"
