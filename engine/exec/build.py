@@ -28,13 +28,13 @@ from typing import Any
 
 import torch
 
-from engine.config import MODELS, EngineConfig
+from engine.config import DTYPES, MODELS, EngineConfig
 from engine.exec import decode
 from engine.exec.capture import CaptureError
 from engine.exec.compiled import BlockStep, Compiled, compile_step, inputs
 from engine.kv.pool import KVPool
 from engine.models import llama
-from engine.models.llama import SHAPES, Llama, Shape
+from engine.models.llama import SHAPES, Llama, Shape, blank
 
 log = logging.getLogger("engine")
 
@@ -49,8 +49,8 @@ def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trimtab"
 
 
-def library(folder: Path, shape: Shape, threads: int) -> Path:
-    """The file for this shape, by all that its code depends on."""
+def library(folder: Path, shape: Shape, threads: int, dtype: torch.dtype = torch.float32) -> Path:
+    """The file for models of this shape, by all that its code depends on."""
     try:
         cpu = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0]
     except OSError:
@@ -60,7 +60,7 @@ def library(folder: Path, shape: Shape, threads: int) -> Path:
         torch.backends.cpu.get_cpu_capability(),
         cpu,
         asdict(shape),
-        "float32",
+        str(dtype),
         threads,
         *(inspect.getsource(source) for source in SOURCES),
     ]
@@ -68,13 +68,13 @@ def library(folder: Path, shape: Shape, threads: int) -> Path:
     return folder / f"decode-{digest[:24]}.so"
 
 
-def build(folder: Path, shape: Shape, threads: int) -> float:
+def build(folder: Path, shape: Shape, threads: int, dtype: torch.dtype = torch.float32) -> float:
     """Compiles into `folder` unless that was done; returns the seconds it took, 0 for none.
 
     One process at a time in a folder: others wait, and find it done. The folder is its owner's
     only: what is in it is run.
     """
-    path = library(folder, shape, threads)
+    path = library(folder, shape, threads, dtype)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -87,7 +87,8 @@ def build(folder: Path, shape: Shape, threads: int) -> float:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(draft)
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         torch.set_num_threads(threads)
-        compile_step(Llama(shape, seed=0, positions=POSITIONS), draft / "step.so")
+        model = Llama(shape, positions=POSITIONS, weights=blank(shape, dtype))
+        compile_step(model, draft / "step.so")
         (draft / "step.so").replace(path)
         shutil.rmtree(draft)
         return time.monotonic() - began
@@ -100,7 +101,7 @@ class Workshop:
     """
 
     def __init__(self, folder: Path | None, model: Llama, threads: int) -> None:
-        self.path = library(folder, model.shape, threads) if folder else None
+        self.path = library(folder, model.shape, threads, model.dtype) if folder else None
         self.model = model
         self.threads = threads
         self.found: Compiled | None = None
@@ -136,6 +137,7 @@ class Workshop:
         command = [sys.executable, "-m", "engine.exec.build", "--nice", "19"]
         command += ["--folder", str(self.path.parent), "--threads", str(self.threads)]
         command += ["--shape", json.dumps(asdict(self.model.shape))]
+        command += ["--dtype", str(self.model.dtype).removeprefix("torch.")]
         self.worker = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -171,6 +173,7 @@ def main() -> int:
     add = parser.add_argument
     add("--model", choices=MODELS, default=default.model)
     add("--shape", type=lambda text: Shape(**json.loads(text)), help="instead of a built-in one's")
+    add("--dtype", choices=[word for word in DTYPES if word != "auto"], default="float32")
     add("--threads", type=int, default=default.threads)
     add("--folder", type=Path, default=home())
     add("--nice", type=int, default=0)
@@ -184,7 +187,7 @@ def main() -> int:
         return 0
     shape = options.shape or SHAPES[options.model]
     try:
-        seconds = build(options.folder, shape, options.threads)
+        seconds = build(options.folder, shape, options.threads, getattr(torch, options.dtype))
     except OSError as error:
         sys.exit(
             f"Cannot keep compiled decode steps in {options.folder}: {error.strerror or error}. "

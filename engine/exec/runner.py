@@ -2,9 +2,10 @@
 
 Batch invariance. A row of a matrix product does not depend on how many rows there are, as long
 as there are ROWS_MIN of them (fewer take another BLAS kernel), so short steps are padded. What is
-left is rounding in attention, far below LOGIT_TOLERANCE. A greedy choice that such rounding could
-flip (a rival within twice the tolerance) is decided by the dense reference over the sequence
-alone: it depends on the tokens only, hence on no batch and on no chunking.
+left is rounding in attention, far below the model's tolerance. A greedy choice that such rounding
+could flip (a rival within twice the tolerance) is decided by the dense reference over the sequence
+alone: it depends on the tokens only, hence on no batch and on no chunking. In bfloat16 there are too
+many such rivals to decide each anew, and the batch may flip a choice.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Runner:
             return np.empty(0, np.int64), chosen[0][:0]
         logits, best, close = (part[:wanted] for part in chosen)
         tokens, rivals = best.numpy(), close.numpy()
+        if self.model.dtype != torch.float32:
+            rivals = np.ones_like(rivals)
         for i, request in enumerate(plan.sampled) if step.sampling else ():
             if request.temperature > 0:
                 tokens[i] = draw(logits[i], request.temperature, request.generator)
@@ -82,7 +85,7 @@ def eager(step: Step) -> Chosen:
     """A step op by op in torch."""
     hidden = step.model.hidden(step.tokens, step.positions, step.attention)
     sampled = torch.from_numpy(padded(step.sampled))
-    return choose(step.model.logits(hidden.index_select(0, sampled)))
+    return choose(step.model.logits(hidden.index_select(0, sampled)), step.model.tolerance)
 
 
 def draw(logits: torch.Tensor, temperature: float, generator: np.random.Generator | None) -> int:
