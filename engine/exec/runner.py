@@ -4,8 +4,8 @@ Batch invariance. A row of a matrix product does not depend on how many rows the
 as there are ROWS_MIN of them (fewer take another BLAS kernel), so short steps are padded. What is
 left is rounding in attention, far below the model's tolerance. A greedy choice that such rounding
 could flip (a rival within twice the tolerance) is decided by the dense reference over the sequence
-alone: it depends on the tokens only, hence on no batch and on no chunking. In bfloat16 there are too
-many such rivals to decide each anew, and the batch may flip a choice.
+alone: it depends on the tokens only, hence on no batch and on no chunking. In bfloat16 such rivals
+are too many for that, and a batch may flip a choice.
 """
 
 from __future__ import annotations

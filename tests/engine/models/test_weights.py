@@ -141,13 +141,14 @@ def test_converted_rows_are_those_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_batch_has_the_logits_of_each_alone(tmp_path: Path) -> None:
-    model = loaded(write_folder(tmp_path, state()))
+    folder = write_folder(tmp_path, state())
+    model, words = loaded(folder), find(str(folder)).tokenizer()
     rng = np.random.default_rng(0)
     asked = [
         request(str(i), rng.integers(0, 266, rng.integers(1, 90)), 1 + i % 5) for i in range(9)
     ]
     config = RuntimeConfig(max_num_batched_tokens=128, prefill_chunk_tokens=40)
-    tokens, logits = bench(model).generate(asked, config)
+    tokens, logits = bench(model, words=words).generate(asked, config)
     for one in asked:
         prompt = one.tokens[: one.prompt_tokens]
         dense = model.dense(torch.from_numpy(np.concatenate([prompt, tokens[one.id]])))
