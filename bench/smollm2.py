@@ -7,7 +7,7 @@ an environment of its own, with torch and gguf beside it; --peer names its inter
 GGUF file by itself, so nothing of ours is between the file and its text. Where one of the two is
 not installed the bench says so and ends well.
 
-Ours runs as in serving: chunked prompts, one batch, paged KV, the scheduler; op by op.
+Ours runs as in serving: prompts in chunks, all in one batch, paged KV, decode steps captured.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def ours(prompts: list[str], tokens_max: int) -> list[tuple[list[int], str]]:
 
 def theirs(peer: str, file: Path, prompts: list[str], tokens: int) -> list[tuple[list[int], str]]:
     asked = json.dumps({"file": str(file), "prompts": prompts, "tokens": tokens})
-    done = subprocess.run([peer, "-c", PEER], input=asked, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([peer, "-c", PEER], input=asked, capture_output=True, text=True)
     if done.returncode:
-        sys.exit("transformers did not answer")
+        sys.exit(f"transformers did not answer: {done.stderr}")
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return [(answer["prompt_tokens"], answer["text"]) for answer in answers]
 
@@ -111,19 +111,19 @@ def main() -> int:
     mine = ours(prompts, options.tokens)
     middle = time.monotonic()
     others = theirs(options.peer, file, prompts, options.tokens)
-    say(
-        f"ours {middle - began:.1f} s, transformers {time.monotonic() - middle:.1f} s, with loading"
-    )
+    seconds = middle - began, time.monotonic() - middle
+    say("with loading, ours {:.1f} s for all at once, transformers {:.1f} s".format(*seconds))
     same = 0
-    for prompt, one, other in zip(prompts, mine, others, strict=True):
-        equal = one == other
-        same += equal
-        words = (
-            "same" if equal else "other words in the prompt" if one[0] != other[0] else "other text"
-        )
-        say(f"{words:>5}: {prompt}\n       {one[1]!r}")
-        if not equal:
-            say(f"       {other[1]!r}")
+    for prompt, (tokens, text), (their_tokens, their_text) in zip(
+        prompts, mine, others, strict=True
+    ):
+        say(f"\n{prompt}\n{text!r}")
+        if tokens != their_tokens:
+            say(f"transformers is asked otherwise: {their_tokens}, not {tokens}")
+        elif text != their_text:
+            say(f"transformers: {their_text!r}")
+        else:
+            same += 1
     return 0 if verdict("same_text", same, str(len(prompts)), same == len(prompts)) else 1
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from engine.barrier import Barrier, new_pool
-from engine.config import SEQS_MAX, EngineConfig
+from engine.config import MODELS, SEQS_MAX, EngineConfig
 from engine.exec.rows import Rows
 from engine.exec.runner import Runner
 from engine.faults import Faults
@@ -62,6 +62,9 @@ class Core:
             find(config.model, config.seed), dtype, config.model_len_max, f"{dtype}, {why}"
         )
         pool = new_pool(config, model, running.kv_block_size)
+        if config.model not in MODELS:
+            tokens, gib = config.kv_pool_tokens, pool.bytes / 2**30
+            log.info("KV pool: %d tokens, %.2f GiB when all of it is used", tokens, gib)
         self.rows = Rows(
             rows=SEQS_MAX + 1,  # and the canary's
             model_len_max=config.model_len_max,

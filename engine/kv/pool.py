@@ -41,9 +41,11 @@ class KVPool:
         self.blocks = 1 + blocks + len(self.canary)
         self.block_size = block_size
         rows = kv_heads * self.blocks * block_size
-        needed, free = layers * 2 * rows * head_dim * dtype.itemsize, memory_free_bytes()
-        if free is not None and needed > free:
-            raise MemoryError(f"a KV pool of {needed} bytes does not fit into {free} free bytes")
+        self.bytes, free = layers * 2 * rows * head_dim * dtype.itemsize, memory_free_bytes()
+        if free is not None and self.bytes > free:
+            raise MemoryError(
+                f"a KV pool of {self.bytes} bytes does not fit into {free} free bytes"
+            )
         self.keys: Sequence[torch.Tensor] = [zeros(rows, head_dim, dtype) for _ in range(layers)]
         self.values: Sequence[torch.Tensor] = [zeros(rows, head_dim, dtype) for _ in range(layers)]
 

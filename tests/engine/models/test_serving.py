@@ -97,6 +97,7 @@ def test_it_says_what_was_read_and_in_what_it_computes(path: Path) -> None:
     assert process.stop() == 0
     assert "tiny-llama: 0.1 million weights" in process.errors
     assert "float32, " in process.errors or "bfloat16, " in process.errors
+    assert "KV pool: 65536 tokens" in process.errors
 
 
 @pytest.mark.parametrize(
