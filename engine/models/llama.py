@@ -102,9 +102,7 @@ class Llama:
     def set_tolerance(self) -> None:
         """Sets by how much two ways to the same logits may differ: rounding grows with them."""
         tokens = torch.arange(PROBE_TOKENS) * 97 % self.shape.vocabulary
-        size = max(1.0, float(self.dense(tokens).square().mean().sqrt()))
-        coarse = torch.finfo(self.dtype).eps / torch.finfo(torch.float32).eps
-        self.tolerance = torch.tensor(LOGIT_TOLERANCE * coarse * size)
+        self.tolerance = torch.tensor(rounding(self.dense(tokens), self.dtype))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -178,6 +176,13 @@ class Llama:
             return out[0].transpose(0, 1).reshape(qkv.shape[0], -1)
 
         return self.logits(self.hidden(tokens, torch.arange(len(tokens)), attention))
+
+
+def rounding(numbers: torch.Tensor, dtype: torch.dtype) -> float:
+    """By how much two ways to these numbers may differ where both compute in `dtype`."""
+    coarse = torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
+    size = float(numbers.float().square().mean().sqrt())
+    return LOGIT_TOLERANCE * coarse * max(1.0, size)
 
 
 def blank(shape: Shape, dtype: torch.dtype) -> Weights:
