@@ -18,9 +18,10 @@ from controlplane.actions.telling import deeds_of, stops_of
 from controlplane.alerts.message import sentences
 from controlplane.alerts.stops import stop_tell
 from controlplane.alerts.telling import incident_tell, incidents_to_tell
+from controlplane.diagnosis.explaining import incident_explain
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import diagnosis_due, incidents_open, story, story_due
-from controlplane.diagnosis.services import incident_explain, incident_update, incidents_lapse
+from controlplane.diagnosis.services import incident_update, incidents_lapse
 from controlplane.diagnosis.staging import engine_of
 from controlplane.fleet.selectors import engines_of
 from slo.services import objectives_judge

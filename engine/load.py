@@ -88,12 +88,14 @@ def arrivals(seed: int, phases: Sequence[tuple[float, float]], *, name: str = "r
     ]
 
 
-def bursts(seed: int, duration_s: float, rate: float) -> list[tuple[float, float]]:
+def bursts(
+    seed: int, duration_s: float, rate: float, *, period_s: float = BURST_PERIOD_S
+) -> list[tuple[float, float]]:
     """Phases for `arrivals` with `rate` requests/s on average, in bursts.
 
-    One of BURST_SHARE × BURST_PERIOD_S at BURST_LOAD times the rate follows each lull of LULL_SHARE
-    (uniform) × BURST_PERIOD_S at LULL_LOAD times. Not from the trace: its seconds are calmer (index
-    of dispersion 1.4).
+    One of BURST_SHARE × `period_s` at BURST_LOAD times the rate follows each lull of LULL_SHARE
+    (uniform) × `period_s` at LULL_LOAD times: a crowd about every `period_s`.
+    Not from the trace: its seconds are calmer (index of dispersion 1.4).
     """
     rng = np.random.default_rng([seed, 1])
     phases: list[tuple[float, float]] = []
@@ -101,7 +103,7 @@ def bursts(seed: int, duration_s: float, rate: float) -> list[tuple[float, float
     while left > 0:
         lull = float(rng.uniform(*LULL_SHARE))
         for share, load in ((lull, LULL_LOAD), (BURST_SHARE, BURST_LOAD)):
-            seconds = share * BURST_PERIOD_S
+            seconds = share * period_s
             if left > 0:
                 phases.append((min(seconds, left), load * rate))
                 left -= seconds

@@ -39,8 +39,8 @@ from controlplane.actions.undo import (
     withdraw,
 )
 from controlplane.actions.words import Words
+from controlplane.diagnosis.explaining import diagnosis_confirm
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.services import diagnosis_confirm
 from controlplane.fleet.selectors import commands_of, engine_state
 from controlplane.fleet.services import command_create
 from gpu_agent.protocol import CommandKind, CommandState

@@ -34,8 +34,8 @@ from controlplane.actions.release import release_due
 from controlplane.actions.selectors import action_in_flight, actions_in_flight
 from controlplane.actions.standing import overridden_note
 from controlplane.diagnosis.cause import UNKNOWN
+from controlplane.diagnosis.explaining import diagnosis_note
 from controlplane.diagnosis.models import Diagnosis, Incident
-from controlplane.diagnosis.services import diagnosis_note
 from controlplane.fleet.models import Engine
 from controlplane.fleet.selectors import engine_state
 from slo.models import Reading

@@ -30,11 +30,12 @@ from controlplane.demo.closing import (
     ledger,
     lines,
     moments,
+    opened_since,
     settled,
 )
 from controlplane.demo.house import House, NotReady, Ports, free_port
 from controlplane.demo.measuring import measured
-from controlplane.demo.options import ROOT, options, port_option
+from controlplane.demo.options import LOAD_MAX, ROOT, options, port_option
 from controlplane.demo.pace import NORMAL, PACES
 from controlplane.demo.play import Play
 from controlplane.demo.processes import STORIES, Died, closing_line, record, running
@@ -50,6 +51,7 @@ WATCH_FOR = (
     "first tokens come late; the page says since when and because of what; a chat message arrives "
     "here; a knob turns; the change is kept or undone by what it did to the requests."
 )
+MISSED_S, MORE = 120.0, 1.25  # so long after the shift no incident: so much more load would do
 CPUS_FEW = 4  # up to here a browser takes from the engine what it would need
 LIVE_EVERY_S = 1.0
 LIVE_OVER_S = 15.0
@@ -167,7 +169,7 @@ def with_loads(scenario: Scenario, chosen: argparse.Namespace) -> Scenario:
 
 def told_load(scenario: Scenario, capacity: float, quiet_s: float) -> str:
     """What is sent before and after the shift, in words."""
-    how = ", in crowds" * scenario.in_bursts
+    how = " in crowds" if scenario.crowd_every_s else ""
     if scenario.answers > 1:
         how += f", answers up to {scenario.answers} times as long"
     return (
@@ -341,16 +343,30 @@ async def run(
 ) -> None:  # fmt: skip
     load = asyncio.create_task(replayer.run(requests))
     following = asyncio.create_task(story.follow())
-    shifted = bool(chosen.trace)
+    burst, quiet_s = with_loads(SCENARIOS["burst"], chosen), chosen.quiet_min * 60
+    to_say = [] if chosen.trace else [
+        (quiet_s, lambda: f"The quiet is over: {burst.about}"),
+        (quiet_s + MISSED_S, lambda: nothing_missed(story, burst.load)),
+    ]  # fmt: skip
     while not load.done():
         await asyncio.sleep(LIVE_EVERY_S)
         story.house.processes.check()
-        if not shifted and replayer.now() > chosen.quiet_min * 60:
-            shifted = True
-            screen.event(f"The quiet is over: {SCENARIOS['burst'].about}")
+        if to_say and replayer.now() > to_say[0][0] and (words := to_say.pop(0)[1]()):
+            screen.event(words)
         screen.progress(replayer.now(), lately(replayer))
     following.cancel()
     await load
+
+
+def nothing_missed(story: Story, load: float) -> str:
+    """What to do where the load does not break any promise; "" where it did."""
+    if opened_since(story.incidents, story.since):
+        return ""
+    more = min(MORE * load, LOAD_MAX)
+    return (
+        "No promise is missed yet: the engine serves more now than when it was measured, or the "
+        f"load is small. For more of it: make run ARGS='--load {more:.2g}'"
+    )
 
 
 def lately(replayer: Replayer) -> str:

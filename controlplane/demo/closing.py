@@ -207,9 +207,14 @@ def counted(
     )
 
 
+def opened_since(incidents: Sequence[Row], since: float) -> list[Row]:
+    """Those that opened after `since` (unix seconds), for the first time or again."""
+    return [row for row in incidents if stamp(row["episodes"][-1]["opened_at"]) >= since]
+
+
 def _opened(incidents: Sequence[Row], since: float) -> str:
     is_open = [row for row in incidents if row["state"] == "open"]
-    opened = [row for row in incidents if stamp(row["episodes"][-1]["opened_at"]) >= since]
+    opened = opened_since(incidents, since)
     old = sum(row not in opened for row in is_open)
     return f"{len(opened)}, {len(is_open) - old} of them open" + (
         f", and {old} open from before" if old else ""

@@ -18,10 +18,10 @@ from controlplane.actions.left import Left, left_of, lefts_in
 from controlplane.actions.models import IN_FLIGHT, Action, State
 from controlplane.actions.selectors import actions_since, earlier_of, sentence
 from controlplane.actions.standing import overridden_at
-from controlplane.alerts.message import sentences
+from controlplane.alerts.message import sentences, severity_of
 from controlplane.alerts.models import Delivery
 from controlplane.diagnosis.cause import UNKNOWN
-from controlplane.diagnosis.models import Diagnosis, Episode, Incident
+from controlplane.diagnosis.models import Diagnosis, Episode, Incident, Severity
 from controlplane.diagnosis.selectors import (
     Story,
     diagnoses_in,
@@ -63,6 +63,11 @@ class StoryLine:
     deliveries: tuple[Delivery, ...]
     actions: tuple[Action, ...]
     earlier: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        """As its messages have it: of the most urgent of what the story tells of."""
+        return severity_of([self.incident, *(hit.incident for hit in self.told.hits)])
 
     @property
     def lasted_s(self) -> float:
@@ -133,9 +138,7 @@ def _line(incident: Incident, lefts: Mapping[tuple[UUID, datetime], Left | None]
 
 def _doing(incident: Incident, told: Story, acted: Sequence[Action], left: Left | None) -> str:
     if lately := actions_since(acted, incident.run_since):
-        action, over = lately[-1], incident.state == Incident.State.CLOSED
-        waits = not over and action.state not in IN_FLIGHT
-        return sentences(sentence(action), left.words if left else told.no_action if waits else "")
+        return sentences(sentence(lately[-1]), _after(lately[-1], incident, told, left))
     if told.diagnosis is None:
         return ""
     if told.no_action:
@@ -143,6 +146,15 @@ def _doing(incident: Incident, told: Story, acted: Sequence[Action], left: Left 
     if told.cause == UNKNOWN:
         return _("Nothing is changed, because the evidence carries no cause.")
     return ""
+
+
+def _after(action: Action, incident: Incident, told: Story, left: Left | None) -> str:
+    """What is said behind the newest change: what it left, else why no other follows it."""
+    if left is not None:
+        return left.words
+    if action.state in IN_FLIGHT or incident.state == Incident.State.CLOSED:
+        return ""
+    return told.no_action
 
 
 def _steps(

@@ -15,7 +15,9 @@ from controlplane.alerts.services import silence_create
 from controlplane.fleet.services import command_create
 from gpu_agent.protocol import CommandKind
 from slo.contracts import contract_declare
-from tests.controlplane.web.world import TRACE_ID, incident, judge, send, world
+from tests.controlplane.web.measured import judge, send
+from tests.controlplane.web.story import incident
+from tests.controlplane.web.world import TRACE_ID, world
 
 
 @dataclass

@@ -12,7 +12,8 @@ from controlplane.actions.models import Action, Transition
 from controlplane.alerts.models import Delivery
 from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
 from controlplane.fleet.models import Engine, Node
-from tests.controlplane.web.world import incident, world
+from tests.controlplane.web.story import incident
+from tests.controlplane.web.world import world
 
 pytestmark = pytest.mark.django_db
 TABLES = (Incident, Diagnosis, Evidence, Action, Transition, Delivery)

@@ -20,15 +20,9 @@ from controlplane.accounts.models import Membership, Tenant  # noqa: E402
 from controlplane.accounts.services import tenant_create  # noqa: E402
 from controlplane.actions.links import link_path  # noqa: E402
 from tests.controlplane.web.furnished import furnish, grow_old, rule  # noqa: E402
-from tests.controlplane.web.world import (  # noqa: E402
-    World,
-    hand,
-    incident,
-    judge,
-    member,
-    send,
-    world,
-)
+from tests.controlplane.web.measured import judge, send  # noqa: E402
+from tests.controlplane.web.story import incident  # noqa: E402
+from tests.controlplane.web.world import World, hand, member, world  # noqa: E402
 from tracing import wiring  # noqa: E402
 
 

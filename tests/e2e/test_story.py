@@ -17,7 +17,7 @@ VERIFIED = """
 from django.utils import timezone
 from controlplane.actions.models import Action, State
 from controlplane.diagnosis.models import Incident
-from tests.controlplane.web.world import end
+from tests.controlplane.web.story import end
 end(Action.objects.get(state=State.VERIFYING), State.VERIFIED, timezone.now())
 incident = Incident.objects.get()
 incident.state, incident.closed_at = "closed", timezone.now()
@@ -29,8 +29,8 @@ from datetime import timedelta
 from django.utils import timezone
 from controlplane.actions.models import Action
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.services import diagnosis_confirm
-from tests.controlplane.web.world import goes_on
+from controlplane.diagnosis.explaining import diagnosis_confirm
+from tests.controlplane.web.story import goes_on
 found, kept_at = Incident.objects.get(), timezone.now() - timedelta(seconds=70)
 Incident.objects.update(state="open", closed_at=None)
 found.refresh_from_db()

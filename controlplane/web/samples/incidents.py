@@ -10,7 +10,7 @@ from django.utils.text import capfirst
 
 from controlplane.actions.models import NEXT, Action, State, Transition, Verdict
 from controlplane.alerts.models import Channel, Delivery
-from controlplane.diagnosis.models import Diagnosis, Evidence, Incident
+from controlplane.diagnosis.models import Diagnosis, Evidence, Incident, Severity
 from controlplane.diagnosis.selectors import Story
 from controlplane.fleet.models import Engine
 from controlplane.web.pages.incidents import Compared
@@ -98,6 +98,7 @@ def story_lines() -> list[StoryLine]:
             *found,
             none,
             cause="unknown",
+            severity=Severity.TICKET,
         ),
         _line(
             "bad",
@@ -116,11 +117,17 @@ def story_lines() -> list[StoryLine]:
 
 
 def _line(
-    state: str, because: str, doing: str, *steps: Step, cause: str = "running_cap_too_small"
+    state: str,
+    because: str,
+    doing: str,
+    *steps: Step,
+    cause: str = "running_cap_too_small",
+    severity: Severity = Severity.PAGE,
 ) -> StoryLine:
     incident = Incident(
         objective=objective(),
         scope="engine-0",
+        severity=severity,
         bad_since=ago(minutes=4),
         opened_at=ago(minutes=3),
         state="closed" if state == "ok" else "open",

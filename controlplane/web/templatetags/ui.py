@@ -22,6 +22,7 @@ from controlplane.accounts.models import AuditEntry
 from controlplane.actions.models import Action, State
 from controlplane.actions.selectors import short_of
 from controlplane.actions.standing import overridden_words
+from controlplane.diagnosis.models import Severity
 from controlplane.web.heat import Cell as HeatCell
 from slo.indicator import Unit
 
@@ -78,6 +79,12 @@ STATES: dict[str, tuple[str, Promise]] = {
     "rolling_back": ("act", gettext_lazy("rolling back")),
     "rolled_back": ("warn", gettext_lazy("rolled back")),
     "rollback_failed": ("bad", gettext_lazy("rollback failed")),
+}
+
+# Severity is no state: a word without a colour.
+WANTED: dict[str, Promise] = {
+    Severity.PAGE: gettext_lazy("A person is wanted now"),
+    Severity.TICKET: gettext_lazy("A person is wanted within the day"),
 }
 
 
@@ -327,6 +334,18 @@ def chip(state: str, word: str = "") -> SafeString:
     """Shape, colour and word of a state; the word may be said more precisely."""
     kind, usual = STATES[state]
     return format_html('<span class="chip {}">{}</span>', kind, word or usual)
+
+
+@register.simple_tag
+def pill(severity: str) -> SafeString:
+    """The word of a severity, and what it asks for."""
+    return format_html(
+        '<span class="pill {}" title="{}"><span class="sr">{}: </span>{}</span>',
+        severity,
+        WANTED[severity],
+        _("Severity"),
+        Severity(severity).label,
+    )
 
 
 @register.filter

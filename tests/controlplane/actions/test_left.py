@@ -12,9 +12,9 @@ from controlplane.actions.models import Action, State, Verdict
 from controlplane.actions.selectors import actions_of
 from controlplane.actions.telling import deeds_of
 from controlplane.alerts.models import Channel, Delivery
+from controlplane.diagnosis.explaining import diagnosis_confirm
 from controlplane.diagnosis.models import Incident
 from controlplane.diagnosis.selectors import incident_get
-from controlplane.diagnosis.services import diagnosis_confirm
 from controlplane.fleet.models import Engine, Node
 from tests.controlplane.diagnosis.judged import Story
 from tracing.types import Signal

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from controlplane.accounts.models import Tenant
+from controlplane.alerts.models import Channel
 from controlplane.diagnosis.models import Incident
 from slo.models import Objective
 from tests.controlplane.alerts.receiver import NOW, Receiver
@@ -35,6 +36,11 @@ def incident() -> Incident:
         tenant=tenant, objective=objective, scope="engine-0", trigger="fast burn",
         bad_since=NOW, opened_at=NOW, example_trace_id="ab" * 16,
     )  # fmt: skip
+
+
+@pytest.fixture
+def chat(incident: Incident) -> Channel:
+    return Channel.objects.create(tenant=incident.tenant, name="chat", url="http://127.0.0.1:1/")
 
 
 @pytest.fixture

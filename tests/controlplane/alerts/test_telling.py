@@ -2,67 +2,32 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 import pytest
 
 from controlplane.alerts.message import duration, sentences
-from controlplane.alerts.models import Channel, Delivery, Silence
-from controlplane.alerts.services import silence_create, silence_end
-from controlplane.alerts.telling import incident_tell, incidents_to_tell
+from controlplane.alerts.models import Channel, Delivery
+from controlplane.alerts.services import silence_end
+from controlplane.alerts.telling import incidents_to_tell
 from controlplane.diagnosis.models import Incident
-from controlplane.diagnosis.selectors import Blind, Hit, Story
-from slo.models import Objective
+from controlplane.diagnosis.selectors import Blind, Story
 from tests.controlplane.alerts.receiver import NOW
-from tests.controlplane.diagnosis.scenes import TTFT
+from tests.controlplane.alerts.saying import (
+    HOUR,
+    MINUTE,
+    WHAT,
+    State,
+    close,
+    newest,
+    reopen,
+    say,
+    silence,
+    taken,
+)
 from tracing.types import Signal
 
-pytestmark = pytest.mark.django_db
-MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-State = Delivery.State
-WHAT = "184 of 412 requests missed “TTFT”"
-
-
-@pytest.fixture(autouse=True)
-def chat(incident: Incident) -> Channel:
-    return Channel.objects.create(tenant=incident.tenant, name="chat", url="http://127.0.0.1:1/")
-
-
-def say(incident: Incident, now: datetime, **more: Any) -> list[str]:
-    """What a pass says: events, in the order of channels; a second pass has nothing to add."""
-    words = {"story": Story(what=WHAT, because="the cap is small"), **more}
-    made = incident_tell(incident=incident, now=now, **words)
-    assert incident_tell(incident=incident, now=now, **words) == []
-    return [row.event if row.state == State.PENDING else f"({row.event})" for row in made]
-
-
-def taken() -> None:
-    """The receivers take what waits for them."""
-    Delivery.objects.filter(state=State.PENDING).update(state=State.SENT)
-
-
-def close(incident: Incident, now: datetime, **columns: Any) -> None:
-    Incident.objects.filter(pk=incident.pk).update(state="closed", closed_at=now, **columns)
-    incident.refresh_from_db()
-
-
-def reopen(incident: Incident) -> None:
-    incident.state, incident.closed_at = Incident.State.OPEN, None
-    incident.reopened += 1
-    incident.save()
-
-
-def newest() -> dict[str, Any]:
-    row = Delivery.objects.order_by("created_at", "number").last()
-    assert row is not None
-    message: dict[str, Any] = row.message
-    return message
-
-
-def silence(incident: Incident, now: datetime, until: datetime, **scope: Any) -> Silence:
-    spec = {"engine": "engine-0", **scope, "reason": "we know", "until": until}
-    return silence_create(tenant=incident.tenant, spec=spec, by="ada", now=now)
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("chat")]
 
 
 def test_over_counts_from_the_episodes_own_start_and_leaves_out_what_nobody_watched(
@@ -274,163 +239,6 @@ def test_a_question_may_come_with_the_news(incident: Incident) -> None:
     assert say(incident, NOW, **ask) == ["opened"]
     assert newest()["actions"] == LINKS
     assert say(incident, NOW + MINUTE, **ask) == []
-
-
-# --- severity -------------------------------------------------------------------------------------
-
-
-def test_a_channel_for_pages_hears_of_no_ticket(incident: Incident, chat: Channel) -> None:
-    Channel.objects.filter(pk=chat.pk).update(severity_min="page")
-    incident.severity = "ticket"
-    incident.save()
-    assert say(incident, NOW) == []
-    incident.severity = "page"
-    incident.save()
-    assert say(incident, NOW) == ["opened"]
-
-
-def test_a_group_is_as_severe_as_its_most_urgent_part(incident: Incident, chat: Channel) -> None:
-    Channel.objects.filter(pk=chat.pk).update(severity_min="page")
-    incident.severity = "ticket"
-    incident.save()
-    another(incident, "tpot", part_of=incident, severity="page")
-    assert say(incident, NOW) == ["opened"]
-    assert newest()["severity"] == "page"
-
-
-# --- silences -------------------------------------------------------------------------------------
-
-
-def test_a_silenced_message_is_kept_and_what_outlasts_it_is_told(incident: Incident) -> None:
-    quiet = silence(incident, NOW, NOW + HOUR)
-    assert say(incident, NOW) == ["(opened)"]
-    row = Delivery.objects.get()
-    assert (row.state, row.silence) == (State.SILENCED, quiet)
-    assert say(incident, NOW + 59 * MINUTE) == []
-    assert say(incident, NOW + 60 * MINUTE) == ["opened"], "it still burns"
-    taken()
-    assert say(incident, NOW + 61 * MINUTE) == []
-
-
-def test_a_silence_can_be_ended_early(incident: Incident) -> None:
-    quiet = silence(incident, NOW, NOW + HOUR)
-    say(incident, NOW)
-    silence_end(silence=quiet, by="ada", now=NOW + MINUTE)
-    assert quiet.ended_at == NOW + MINUTE
-    assert say(incident, NOW + 2 * MINUTE) == ["opened"]
-    silence_end(silence=quiet, by="ada", now=NOW + 5 * MINUTE)
-    quiet.refresh_from_db()
-    assert quiet.ended_at == NOW + MINUTE
-
-
-def test_reminders_are_silenced_and_the_end_is_told_to_who_knew(incident: Incident) -> None:
-    say(incident, NOW)
-    taken()
-    silence(incident, NOW + MINUTE, NOW + 5 * HOUR)
-    assert say(incident, NOW + HOUR) == ["(reminded)"]
-    assert say(incident, NOW + 90 * MINUTE) == []
-    close(incident, NOW + 100 * MINUTE)
-    assert say(incident, NOW + 100 * MINUTE) == ["resolved"], "a page left open helps nobody"
-
-
-def test_what_began_and_ended_in_silence_stays_there(incident: Incident) -> None:
-    silence(incident, NOW, NOW + HOUR)
-    say(incident, NOW)
-    close(incident, NOW + MINUTE)
-    assert say(incident, NOW + MINUTE) == []
-    assert incidents_to_tell(incident.tenant) == []
-
-
-@pytest.mark.parametrize(
-    ("scope", "fits"),
-    [
-        ({"engine": "engine-0"}, True),
-        ({"engine": "", "service": "chat"}, True),
-        ({"engine": "", "objective": "ttft"}, True),
-        ({"engine": "engine-0", "service": "chat", "objective": "ttft"}, True),
-        ({"engine": "engine-1"}, False),
-        ({"engine": "engine-0", "service": "code"}, False),
-        ({"engine": "", "objective": "tpot"}, False),
-    ],
-)
-def test_a_silence_fits_what_it_names(
-    scope: dict[str, str], fits: bool, incident: Incident
-) -> None:
-    elsewhere = another(incident, "tpot")
-    elsewhere.scope = "engine-1"
-    elsewhere.save()
-    Objective.objects.filter(slug="tpot").update(service="code")
-    silence(incident, NOW, NOW + HOUR, **scope)
-    assert say(incident, NOW) == (["(opened)"] if fits else ["opened"])
-
-
-def test_another_tenants_silence_is_nobodys(incident: Incident) -> None:
-    other = Incident.objects.get(pk=incident.pk).tenant
-    other.pk, other.slug = None, "other"
-    other.save(force_insert=True)
-    Objective.objects.create(tenant=other, slug="ttft", service="chat", target=0.9)
-    spec = {"objective": "ttft", "reason": "r", "until": NOW + HOUR}
-    silence_create(tenant=other, spec=spec, by="eve", now=NOW)
-    assert say(incident, NOW) == ["opened"]
-
-
-# --- groups ---------------------------------------------------------------------------------------
-
-
-def another(incident: Incident, slug: str, **columns: Any) -> Incident:
-    objective = Objective.objects.create(
-        tenant=incident.tenant, slug=slug, name=slug.upper(), service="chat",
-        indicator="latency", spec=TTFT.spec, target=0.95,
-    )  # fmt: skip
-    return Incident.objects.create(
-        tenant=incident.tenant, objective=objective, scope="engine-0", trigger="fast burn",
-        bad_since=NOW, opened_at=NOW + MINUTE, **columns,
-    )  # fmt: skip
-
-
-def test_a_group_is_told_as_one(incident: Incident) -> None:
-    part = another(incident, "tpot", part_of=incident)
-    assert say(incident, NOW) == ["opened"]
-    assert say(part, NOW) == []
-    assert newest()["text"] == f"{WHAT}. The cap is small. With it: “TPOT” on engine-0."
-    assert [m["incident"] for m in newest()["members"]] == [str(part.pk)]
-    taken()
-    close(incident, NOW + MINUTE)
-    assert say(incident, NOW + MINUTE) == [], "a part of it still burns"
-    assert say(part, NOW + HOUR) == ["reminded"]
-    taken()
-    close(part, NOW + 2 * HOUR)
-    assert say(part, NOW + 2 * HOUR) == []
-    assert say(incident, NOW + 2 * HOUR) == ["resolved"]
-    assert newest()["lasted_s"] == 2 * 3600
-
-
-def test_what_a_story_has_told_of_a_part_is_not_said_again(incident: Incident) -> None:
-    part = another(incident, "tpot", part_of=incident)
-    hits = [Hit(incident, "TTFT", 184, 412), Hit(part, "TPOT", 3, 412)]
-    say(incident, NOW, story=Story(what=f"{WHAT}; 3 of 412 missed “TPOT”", hits=hits))
-    assert newest()["text"] == f"{WHAT}; 3 of 412 missed “TPOT”."
-
-
-def test_one_told_by_itself_before_it_joined_is_ended_by_itself(incident: Incident) -> None:
-    part = another(incident, "tpot")
-    say(incident, NOW)
-    say(part, NOW)
-    taken()
-    Incident.objects.filter(pk=part.pk).update(part_of=incident)
-    close(part, NOW + MINUTE)
-    assert say(part, NOW + MINUTE) == [], "the group still burns"
-    close(incident, NOW + 2 * MINUTE)
-    assert say(incident, NOW + 2 * MINUTE) == ["resolved"]
-    part.refresh_from_db()
-    assert say(part, NOW + 2 * MINUTE) == ["resolved"]
-
-
-def test_a_group_is_silenced_when_all_of_it_is(incident: Incident) -> None:
-    part = another(incident, "tpot", part_of=incident)
-    silence(incident, NOW, NOW + HOUR, objective="ttft")
-    assert say(incident, NOW) == ["opened"], "TPOT is nobody's secret"
-    assert part.state == "open"
 
 
 # --- words ----------------------------------------------------------------------------------------

@@ -24,7 +24,9 @@ from controlplane.demo.__main__ import (
     house_for,
     in_the_way,
     kept_from_before,
+    nothing_missed,
     set_back,
+    told_load,
     watched_from_elsewhere,
 )
 from controlplane.demo.house import Ports, in_use
@@ -43,7 +45,7 @@ from controlplane.demo.processes import main as stop_all
 from controlplane.demo.receiver import BODY_BYTES_MAX, Receiver
 from controlplane.demo.scenarios import SCENARIOS
 from controlplane.demo.screen import WIDTH, Gone, Screen
-from controlplane.demo.story import steps_told
+from controlplane.demo.story import Story, steps_told
 
 
 def test_a_box_is_as_wide_as_the_screen_and_breaks_no_link(
@@ -275,6 +277,26 @@ def test_what_a_demo_sets_back_is_told_knob_by_knob() -> None:
     (told,) = set_back({"max_num_seqs": {"value": 128, "default": 32, "unit": "requests"}})
     assert told == (
         "Set back  to the engine's defaults, whatever the last run kept: max_num_seqs 128 → 32"
+    )
+
+
+def test_who_sees_nothing_missed_is_told_how_to_get_more_load(tmp_path: Path) -> None:
+    house = house_for(None, options(["--home", str(tmp_path)]), Ports())
+    opened = {"episodes": [{"opened_at": "2026-01-01T00:01:00+00:00"}]}
+    began = datetime.fromisoformat(opened["episodes"][0]["opened_at"]).timestamp()
+    earlier = Story(house, lambda words, at: None, since=began + 1, incidents=[opened])
+    assert nothing_missed(earlier, 0.4).endswith("make run ARGS='--load 0.5'")
+    assert nothing_missed(earlier, 4.0).endswith("make run ARGS='--load 4'")
+    assert nothing_missed(replace(earlier, since=began - 1), 0.4) == ""
+
+
+def test_the_load_is_told_with_its_crowds_and_longer_answers() -> None:
+    assert told_load(SCENARIOS["burst"], 100.0, 180.0) == (
+        "40 requests/s, after 3 minutes 45 in crowds, answers up to 6 times as long "
+        "(40% and 45% of this machine's 100)"
+    )
+    assert told_load(SCENARIOS["hand-edit"], 100.0, 45.0) == (
+        "50 requests/s, after 45 s 50 (50% and 50% of this machine's 100)"
     )
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from controlplane.diagnosis.demand import arrivals
+from controlplane.diagnosis.explaining import incident_explain
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.scene import evenly
 from controlplane.diagnosis.selectors import diagnosis_due
 from controlplane.diagnosis.selectors import story as tell
-from controlplane.diagnosis.services import incident_explain
 from tests.controlplane.diagnosis.judged import START, Story, opened
 from tests.controlplane.diagnosis.scenes import QUIET_S, TTFT, examined, plant, scene
 from tests.memory_reader import MemoryReader

@@ -10,10 +10,10 @@ import pytest
 
 from controlplane.accounts.models import Tenant
 from controlplane.diagnosis.cause import UNKNOWN
+from controlplane.diagnosis.explaining import incident_join
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.scene import ObjectiveFacts
 from controlplane.diagnosis.selectors import incident_get, leads, story, story_due
-from controlplane.diagnosis.services import incident_join
 from controlplane.fleet.models import Engine, Node
 from slo.models import Objective, Reading
 from tests.controlplane.diagnosis.scenes import ANSWERED, GAP

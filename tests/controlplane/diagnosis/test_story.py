@@ -8,10 +8,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from controlplane.diagnosis.explaining import diagnosis_confirm
 from controlplane.diagnosis.models import Diagnosis, Incident
 from controlplane.diagnosis.selectors import diagnosis_due, incidents_open
 from controlplane.diagnosis.selectors import story as tell
-from controlplane.diagnosis.services import diagnosis_confirm
 from tests.controlplane.diagnosis.judged import START, WINDOW_S, opened
 
 pytestmark = pytest.mark.django_db

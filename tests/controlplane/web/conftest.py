@@ -7,7 +7,10 @@ import pytest
 from django.test import Client
 from django.utils import translation
 
-from tests.controlplane.web.world import World, incident, judge, member, send, world
+from controlplane.accounts.models import Membership
+from tests.controlplane.web.measured import judge, send
+from tests.controlplane.web.story import incident
+from tests.controlplane.web.world import World, member, world
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +45,10 @@ def ada(client: Client) -> Any:
         return client
 
     return sign_in
+
+
+@pytest.fixture
+def owner(ada: Any, full: World) -> Client:
+    client: Client = ada(full)
+    Membership.objects.update(role=Membership.Role.OWNER)
+    return client

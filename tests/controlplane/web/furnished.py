@@ -21,7 +21,9 @@ from slo.models import Settlement
 from slo.penalty import period_of
 from slo.readings import Measured, readings_book
 from slo.services import objective_apply
-from tests.controlplane.web.world import WINDOW_S, World, end, heartbeat, member, windows
+from tests.controlplane.web.measured import WINDOW_S, windows
+from tests.controlplane.web.story import end
+from tests.controlplane.web.world import World, heartbeat, member
 from tracing.types import Signal
 
 CONTRACT = {

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from controlplane.actions.models import State
+from controlplane.diagnosis.models import Severity
 from controlplane.web.templatetags.ui import STATES
 from tests.controlplane.web.world import World, member
 
@@ -31,6 +32,8 @@ def test_every_state_is_shown(said: str) -> None:
         assert f'<span class="chip {kind}">{word}</span>' in said
     assert said.count('<article class="action"') == len(State.values)
     assert said.count('<svg class="budget"') >= 7
+    for severity in Severity.values:
+        assert f"</span>{severity}</span>" in said
     for story in ("bad", "act", "ok", "warn"):
         assert f'<section class="story {story}"' in said or f'<p class="story {story}"' in said
 

@@ -16,14 +16,8 @@ from controlplane.fleet.models import Command, Engine, Node
 from controlplane.fleet.services import command_create, sync
 from controlplane.web.knobs import configuration
 from tests.controlplane.web.answers import text
-from tests.controlplane.web.world import (
-    RESOURCE,
-    World,
-    heartbeat,
-    pairs,
-    send_metrics,
-    world,
-)
+from tests.controlplane.web.measured import RESOURCE, pairs, send_metrics
+from tests.controlplane.web.world import World, heartbeat, world
 
 
 def told(made: World, value: int = 32) -> Command:

@@ -13,7 +13,8 @@ from controlplane.web.templatetags.prose import prose, reason
 from controlplane.web.templatetags.ui import duration
 from tests.catalogues import compile_all
 from tests.controlplane.web.answers import text
-from tests.controlplane.web.world import BECAUSE, World
+from tests.controlplane.web.story import BECAUSE
+from tests.controlplane.web.world import World
 
 # Written down by the loop or by a person, or a term of the field in an indicator's own words.
 STORED = (

@@ -21,7 +21,9 @@ from controlplane.fleet.models import Engine
 from controlplane.web import live
 from slo.budget import Counts
 from slo.readings import Measured, readings_book
-from tests.controlplane.web.world import World, incident, judge, member, send, windows, world
+from tests.controlplane.web.measured import judge, send, windows
+from tests.controlplane.web.story import incident
+from tests.controlplane.web.world import World, member, world
 from tracing.types import Signal
 
 WAIT_S = 20.0  # generous: the machine may be busy; what is told comes within about a second

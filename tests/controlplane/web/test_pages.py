@@ -20,16 +20,8 @@ from controlplane.fleet.models import Node
 from controlplane.fleet.services import sync
 from controlplane.web.pages.objectives import budget_ticks
 from tests.controlplane.web.answers import text
-from tests.controlplane.web.world import (
-    TRACE_ID,
-    World,
-    act,
-    end,
-    explain,
-    heartbeat,
-    member,
-    world,
-)
+from tests.controlplane.web.story import act, end, explain
+from tests.controlplane.web.world import TRACE_ID, World, heartbeat, member, world
 
 # A standing costs about a dozen look-ups; what all objectives share comes on top.
 QUERIES_PER_OBJECTIVE_MAX = 30

@@ -10,21 +10,13 @@ import pytest
 from django.urls import reverse
 
 from controlplane.actions.models import Action, State
+from controlplane.diagnosis.explaining import diagnosis_confirm, diagnosis_note
 from controlplane.diagnosis.models import Diagnosis, Incident
-from controlplane.diagnosis.services import diagnosis_confirm, diagnosis_note
 from controlplane.web.story import lines_of
 from controlplane.web.templatetags.prose import prose
 from tests.controlplane.web.answers import text
-from tests.controlplane.web.world import (
-    BECAUSE,
-    TRACE_ID,
-    World,
-    act,
-    end,
-    explain,
-    goes_on,
-    incident,
-)
+from tests.controlplane.web.story import BECAUSE, act, end, explain, goes_on, incident
+from tests.controlplane.web.world import TRACE_ID, World
 
 
 def test_incident_shows_evidence_rivals_action_and_message(ada: Any, full: World) -> None:
@@ -43,6 +35,22 @@ def test_incident_repeats_nothing_of_its_message(ada: Any, full: World) -> None:
     told = said.partition('id="told"')[2].partition("</section>")[0]
     assert told.count("184 of 412 requests missed") == 1
     assert told.count(BECAUSE) == 1
+
+
+def test_a_story_says_how_soon_a_person_is_wanted(ada: Any, full: World) -> None:
+    client, found = ada(full), Incident.objects.get()
+    for severity, other in (("page", "ticket"), ("ticket", "page")):
+        Incident.objects.update(severity=severity)
+        for address in ("/", "/incidents/", f"/incidents/{found.pk}/"):
+            said = text(client.get(address))
+            assert f'<span class="pill {severity}"' in said, address
+            assert f'<span class="pill {other}"' not in said, address
+    Incident.objects.create(
+        tenant=full.tenant, objective=full.objectives["tpot"], scope="engine-0", severity="page",
+        trigger="fast burn", bad_since=found.bad_since, opened_at=found.opened_at, part_of=found,
+    )  # fmt: skip
+    (line,) = lines_of([Incident.objects.get(pk=found.pk)])
+    assert line.severity == "page", "as urgent as the most urgent that it tells of"
 
 
 def test_incident_tells_its_steps_in_the_order_they_had(ada: Any, full: World) -> None:
