@@ -4,8 +4,9 @@ Batch invariance. A row of a matrix product does not depend on how many rows the
 as there are ROWS_MIN of them (fewer take another BLAS kernel), so short steps are padded. What is
 left is rounding in attention, far below the model's tolerance. A greedy choice that such rounding
 could flip (a rival within twice the tolerance) is decided by the dense reference over the sequence
-alone: it depends on the tokens only, hence on no batch and on no chunking. In bfloat16 such rivals
-are too many for that, and a batch may flip a choice.
+alone: it depends on the tokens only, hence on no batch and on no chunking. That holds up all others
+meanwhile, so it is not done where it takes more than SETTLED_FLOP_MAX, nor in bfloat16, where such
+rivals are many: there a batch may flip a choice.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from engine.exec.step import Step, padded
 from engine.kv.pool import KVPool
 from engine.models.llama import Llama
 from engine.sched.scheduler import Plan
+
+SETTLED_FLOP_MAX = 50_000_000_000  # 3,000 tokens of the 8m, 185 of a model of 135 million weights
 
 
 class Runner:
@@ -41,6 +44,8 @@ class Runner:
         self.steps = {"compiled": 0, "graph": 0, "eager": 0}
         self.misses = {"prompt": 0, "shape": 0}
         self.near_ties = 0
+        exact = model.dtype == torch.float32
+        self.settled_tokens_max = SETTLED_FLOP_MAX // (2 * model.parameters) if exact else 0
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> tuple[np.ndarray, torch.Tensor]:
@@ -53,14 +58,14 @@ class Runner:
             return np.empty(0, np.int64), chosen[0][:0]
         logits, best, close = (part[:wanted] for part in chosen)
         tokens, rivals = best.numpy(), close.numpy()
-        if self.model.dtype != torch.float32:
-            rivals = np.ones_like(rivals)
         for i, request in enumerate(plan.sampled) if step.sampling else ():
             if request.temperature > 0:
                 tokens[i] = draw(logits[i], request.temperature, request.generator)
                 rivals[i] = 1
         for i in np.flatnonzero(rivals > 1).tolist():
             row = plan.sampled[i].row
+            if rows.known[row] > self.settled_tokens_max:
+                continue
             sequence = torch.from_numpy(rows.tokens[row, : rows.known[row]])
             tokens[i] = int(self.model.dense(sequence)[-1].argmax())
             self.near_ties += 1

@@ -88,6 +88,7 @@ def bench(
         head_dim=shape.head_dim,
         blocks=blocks,
         block_size=block_size,
+        dtype=model.dtype,
     )
     runner = Runner(model, pool, rows)
     runner.captured = graphs

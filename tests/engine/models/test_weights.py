@@ -11,6 +11,7 @@ import pytest
 import torch
 from gguf.quants import dequantize
 
+from engine.exec.capture import capture
 from engine.knobs import RuntimeConfig
 from engine.models.errors import ModelError
 from engine.models.gguf_file import PLAIN, QUANTISED, GGUFFile
@@ -171,6 +172,23 @@ def test_bfloat16_stays_near_the_reference(tmp_path: Path, form: str) -> None:
     # 2^-8 of relative error in each of some ten roundings of numbers around 1.
     assert (logits - expected).abs().mean() < 0.02
     assert (logits - expected).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_bfloat16_is_served_near_its_own_dense_logits(tmp_path: Path, captured: bool) -> None:
+    folder = write_folder(tmp_path, state(), dtype=torch.bfloat16)
+    model, words = load(find(str(folder)), torch.bfloat16, 256, "")
+    subject = bench(model, words=words, graphs=capture(model, 16) if captured else None)
+    asked = [request(str(i), np.arange(20 + i) * 11 % 266, 6) for i in range(5)]
+    tokens, logits = subject.generate(asked, RuntimeConfig(prefill_chunk_tokens=32))
+    assert {tensor.dtype for tensor in subject.runner.pool.keys} == {torch.bfloat16}
+    assert subject.runner.steps["graph"] == (5 if captured else 0)
+    assert subject.runner.near_ties == 0
+    for one in asked:
+        prompt = one.tokens[: one.prompt_tokens]
+        dense = model.dense(torch.from_numpy(np.concatenate([prompt, tokens[one.id]])))
+        off = torch.stack(logits[one.id]) - dense[one.prompt_tokens - 1 : -1]
+        assert off.abs().max() < 0.2
 
 
 CASES: list[tuple[dict[str, Any], str]] = [
