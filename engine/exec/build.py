@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from engine.config import DTYPES, MODELS, EngineConfig
+from engine.config import MODELS, EngineConfig
 from engine.exec import decode
 from engine.exec.capture import CaptureError
 from engine.exec.compiled import BlockStep, Compiled, compile_step, inputs
@@ -49,7 +49,7 @@ def home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trimtab"
 
 
-def library(folder: Path, shape: Shape, threads: int, dtype: torch.dtype = torch.float32) -> Path:
+def library(folder: Path, shape: Shape, threads: int) -> Path:
     """The file for models of this shape, by all that its code depends on."""
     try:
         cpu = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0]
@@ -60,7 +60,7 @@ def library(folder: Path, shape: Shape, threads: int, dtype: torch.dtype = torch
         torch.backends.cpu.get_cpu_capability(),
         cpu,
         asdict(shape),
-        str(dtype),
+        "float32",
         threads,
         *(inspect.getsource(source) for source in SOURCES),
     ]
@@ -68,13 +68,13 @@ def library(folder: Path, shape: Shape, threads: int, dtype: torch.dtype = torch
     return folder / f"decode-{digest[:24]}.so"
 
 
-def build(folder: Path, shape: Shape, threads: int, dtype: torch.dtype = torch.float32) -> float:
+def build(folder: Path, shape: Shape, threads: int) -> float:
     """Compiles into `folder` unless that was done; returns the seconds it took, 0 for none.
 
     One process at a time in a folder: others wait, and find it done. The folder is its owner's
     only: what is in it is run.
     """
-    path = library(folder, shape, threads, dtype)
+    path = library(folder, shape, threads)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -87,7 +87,7 @@ def build(folder: Path, shape: Shape, threads: int, dtype: torch.dtype = torch.f
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(draft)
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         torch.set_num_threads(threads)
-        model = Llama(shape, positions=POSITIONS, weights=blank(shape, dtype))
+        model = Llama(shape, positions=POSITIONS, weights=blank(shape, torch.float32))
         compile_step(model, draft / "step.so")
         (draft / "step.so").replace(path)
         shutil.rmtree(draft)
@@ -97,11 +97,15 @@ def build(folder: Path, shape: Shape, threads: int, dtype: torch.dtype = torch.f
 class Workshop:
     """The compiled step of one engine: the one there is, or the one being made beside it.
 
-    `folder` None: there is none.
+    `folder` None: there is none, nor for bfloat16: what little a compiled step gains over a graph
+    are the small operations, and rounding to 16 bits leaves no proof of them.
     """
 
     def __init__(self, folder: Path | None, model: Llama, threads: int) -> None:
-        self.path = library(folder, model.shape, threads, model.dtype) if folder else None
+        self.path = library(folder, model.shape, threads) if folder else None
+        if self.path and model.dtype != torch.float32:
+            log.info("decode steps in %s replay a TorchScript graph, uncompiled", model.dtype)
+            self.path = None
         self.model = model
         self.threads = threads
         self.found: Compiled | None = None
@@ -137,7 +141,6 @@ class Workshop:
         command = [sys.executable, "-m", "engine.exec.build", "--nice", "19"]
         command += ["--folder", str(self.path.parent), "--threads", str(self.threads)]
         command += ["--shape", json.dumps(asdict(self.model.shape))]
-        command += ["--dtype", str(self.model.dtype).removeprefix("torch.")]
         self.worker = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -173,7 +176,6 @@ def main() -> int:
     add = parser.add_argument
     add("--model", choices=MODELS, default=default.model)
     add("--shape", type=lambda text: Shape(**json.loads(text)), help="instead of a built-in one's")
-    add("--dtype", choices=[word for word in DTYPES if word != "auto"], default="float32")
     add("--threads", type=int, default=default.threads)
     add("--folder", type=Path, default=home())
     add("--nice", type=int, default=0)
@@ -187,7 +189,7 @@ def main() -> int:
         return 0
     shape = options.shape or SHAPES[options.model]
     try:
-        seconds = build(options.folder, shape, options.threads, getattr(torch, options.dtype))
+        seconds = build(options.folder, shape, options.threads)
     except OSError as error:
         sys.exit(
             f"Cannot keep compiled decode steps in {options.folder}: {error.strerror or error}. "
