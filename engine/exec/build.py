@@ -97,8 +97,7 @@ def build(folder: Path, shape: Shape, threads: int) -> float:
 class Workshop:
     """The compiled step of one engine: the one there is, or the one being made beside it.
 
-    `folder` None: there is none, nor for bfloat16: what little a compiled step gains over a graph
-    are the small operations, and rounding to 16 bits leaves no proof of them.
+    `folder` None: there is none. Nor in bfloat16, whose rounding would hide a step that is wrong.
     """
 
     def __init__(self, folder: Path | None, model: Llama, threads: int) -> None:
