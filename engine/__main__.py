@@ -13,9 +13,11 @@ from types import FrameType
 
 import uvicorn
 
-from engine.config import BLOCK_SIZES, MODELS, EngineConfig
+from engine.config import BLOCK_SIZES, DTYPES, EngineConfig
 from engine.exec.build import home
 from engine.knobs import NotPossible
+from engine.models.errors import ModelError
+from engine.models.loader import compute_dtype, find, length_max, pool_blocks
 from engine.reconfig import StateError
 from engine.server import App
 
@@ -60,16 +62,29 @@ def parse(arguments: list[str]) -> EngineConfig:
     add("--node", default=default.node, help="the host it runs on")
     add("--host", default=default.host, help="address to listen on")
     add("--port", type=int, default=default.port, help="port to listen on; 0 picks a free one")
-    add("--model", choices=MODELS, default=default.model, help="size of the built-in model")
-    add("--seed", type=int, default=default.seed, help="seed of the model's weights")
-    add("--threads", type=int, default=default.threads, help="CPU threads of a forward pass")
     add(
-        "--model-len-max", type=int, default=default.model_len_max, metavar="TOKENS",
-        help="of a prompt with its answer",
+        "--model", default=default.model,
+        help="1.3m or 8m, built in; smollm2, of a Python package; or a path: a .gguf file, "
+        "a .safetensors file, a folder with config.json",
     )  # fmt: skip
     add(
-        "--kv-pool-blocks", type=int, default=default.kv_pool_blocks, metavar="BLOCKS",
-        help="size of the KV cache",
+        "--served-model-name", default=argparse.SUPPRESS, metavar="NAME",
+        help="what clients call the model; without it the name of its file or folder",
+    )  # fmt: skip
+    add(
+        "--dtype", choices=DTYPES, default=default.dtype,
+        help="what is computed in; auto: bfloat16 where the CPU can, for a model of a file",
+    )  # fmt: skip
+    add("--seed", type=int, default=default.seed, help="seed of a built-in model's weights")
+    add("--threads", type=int, default=default.threads, help="CPU threads of a forward pass")
+    # Not given, these follow from the model.
+    add(
+        "--model-len-max", type=int, default=argparse.SUPPRESS, metavar="TOKENS",
+        help="of a prompt with its answer; without it as long as the model goes, up to 8192",
+    )  # fmt: skip
+    add(
+        "--kv-pool-blocks", type=int, default=argparse.SUPPRESS, metavar="BLOCKS",
+        help="size of the KV cache; without it 4096 blocks, or 1 GiB of them",
     )  # fmt: skip
     add(
         "--block-size",
@@ -124,6 +139,13 @@ def parse(arguments: list[str]) -> EngineConfig:
     if named and not faults:
         parser.error(f"--faults-token-env: the environment variable {named!r} is not set or empty")
     try:
+        source = find(options["model"], options["seed"])
+        dtype, _ = compute_dtype(options["dtype"], options["model"])
+        length = options["model_len_max"] = length_max(source, options.get("model_len_max"))
+        options.setdefault(
+            "kv_pool_blocks", pool_blocks(source, dtype, length, options["block_size"])
+        )
+        options.setdefault("served_model_name", source.name)
         return EngineConfig(
             otlp_endpoint=options.pop("otlp", ""),
             ingest_token=token,
@@ -145,6 +167,7 @@ def listen(config: EngineConfig) -> socket.socket:
 def main(arguments: list[str] | None = None) -> int:
     config = parse(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("engine").setLevel(logging.INFO)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         door = listen(config)
@@ -156,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     try:
         app = App(config)
-    except (StateError, NotPossible) as error:
+    except (StateError, NotPossible, ModelError) as error:
         sys.stderr.write(f"{config.name}: {error}\n")
         return 1
     version = app.core.runtime.current.config_version

@@ -20,7 +20,6 @@ from engine.config import EngineConfig
 from engine.exec.build import Workshop
 from engine.exec.capture import Captured, CaptureError, Graphs, capture
 from engine.exec.compiled import Compiled
-from engine.exec.decode import LOGIT_TOLERANCE
 from engine.exec.reblock import Layout, blocks_needed, reblock
 from engine.exec.runner import Runner
 from engine.knobs import NotPossible, RuntimeConfig
@@ -56,6 +55,7 @@ def new_pool(config: EngineConfig, model: Llama, block_size: int) -> KVPool:
             head_dim=shape.head_dim,
             blocks=blocks,
             block_size=block_size,
+            dtype=model.dtype,
         )
     except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
         raise NotPossible("does_not_fit", "kv_block_size", f"kv_block_size: {error}") from error
@@ -99,6 +99,7 @@ class Barrier:
         pool = None
         if recut:
             pool = new_pool(self.config, self.runner.model, after.kv_block_size)
+            pool.touch()
             self._check_room(after.kv_block_size)
         return Swap(self, pool, captured)
 
@@ -246,5 +247,5 @@ class Canary:
             rows.close(row)
             runner.steps, runner.misses = steps, misses
         error = float((torch.cat([first, second]) - self.expected).abs().max())
-        if not error <= LOGIT_TOLERANCE:
+        if not error <= float(runner.model.tolerance):
             raise ProofFailed(f"the canary's logits differ by {error:g}")

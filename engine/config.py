@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-MODELS = ("1.3m", "8m")
+MODELS = ("1.3m", "8m")  # built in
+DTYPES = ("auto", "float32", "bfloat16")
+MODEL_LEN_MAX = 8192  # tokens
 SEQS_MAX = 256  # the upper bound of the knob max_num_seqs; sizes the per-sequence arrays
 BLOCK_SIZES = (8, 16, 32, 64, 128)  # tokens; what the knob kv_block_size may be
 
@@ -17,7 +19,9 @@ class EngineConfig:
     `kv_pool_blocks` blocks of `block_size` tokens are shared by all sequences; one sequence of
     `model_len_max` tokens must fit, so that a lone request can always finish. They set the size of
     the pool for good; the knob kv_block_size only cuts it otherwise, and starts at `block_size`.
-    `cache`: folder of compiled decode steps; None: steps are not compiled.
+    `model`: one of MODELS, or what models/loader.py finds by its name or path; such a model also
+    has a `served_model_name`, which clients and metrics see. `dtype`: what it computes in, one of
+    DTYPES. `cache`: folder of compiled decode steps; None: steps are not compiled.
     """
 
     name: str = "engine-0"
@@ -26,6 +30,8 @@ class EngineConfig:
     host: str = "127.0.0.1"
     port: int = 8100
     model: str = "1.3m"
+    served_model_name: str = ""
+    dtype: str = "auto"
     seed: int = 0
     threads: int = 1
     model_len_max: int = 2048
@@ -41,8 +47,8 @@ class EngineConfig:
     faults_token: str = ""
 
     def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            raise ValueError(f"model: got {self.model!r}, allowed: {', '.join(MODELS)}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: got {self.dtype!r}, allowed: {', '.join(DTYPES)}")
         for field in ("threads", "queue_requests_max", "queue_tokens_max"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}: got {getattr(self, field)}, allowed: 1 or more")
@@ -51,8 +57,10 @@ class EngineConfig:
             raise ValueError(f"block_size: got {self.block_size}, allowed: {allowed} tokens")
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port: got {self.port}, allowed: 0 to 65535 (0 picks a free one)")
-        if not 1 <= self.model_len_max <= 8192:
-            raise ValueError(f"model_len_max: got {self.model_len_max}, allowed: 1 to 8192 tokens")
+        if not 1 <= self.model_len_max <= MODEL_LEN_MAX:
+            raise ValueError(
+                f"model_len_max: got {self.model_len_max}, allowed: 1 to {MODEL_LEN_MAX} tokens"
+            )
         if self.kv_pool_blocks < self.blocks_per_sequence_max:
             raise ValueError(
                 f"kv_pool_blocks: got {self.kv_pool_blocks}, allowed: at least "
@@ -70,4 +78,4 @@ class EngineConfig:
     @property
     def model_name(self) -> str:
         """The name clients and metrics see, e.g. `llama-1.3m`."""
-        return f"llama-{self.model}"
+        return self.served_model_name or f"llama-{self.model}"

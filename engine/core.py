@@ -16,13 +16,13 @@ from collections.abc import Callable
 import torch
 
 from engine.barrier import Barrier, new_pool
-from engine.config import SEQS_MAX, EngineConfig
+from engine.config import MODELS, SEQS_MAX, EngineConfig
 from engine.exec.rows import Rows
 from engine.exec.runner import Runner
 from engine.faults import Faults
 from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
-from engine.models.llama import SHAPES, Llama
+from engine.models.loader import compute_dtype, find, load
 from engine.observe import Metrics, Reading
 from engine.reconfig import RuntimeStore, Versioned
 from engine.sched.request import PRIORITIES, Finish, Request
@@ -57,8 +57,14 @@ class Core:
         initial = RuntimeConfig(kv_block_size=config.block_size)
         self.runtime = RuntimeStore(config.state, self.wake.set, initial)
         running = self.runtime.running.config
-        model = Llama(SHAPES[config.model], seed=config.seed, positions=config.model_len_max)
+        dtype, why = compute_dtype(config.dtype, config.model)
+        model, self.tokenizer = load(
+            find(config.model, config.seed), dtype, config.model_len_max, f"{dtype}, {why}"
+        )
         pool = new_pool(config, model, running.kv_block_size)
+        if config.model not in MODELS:
+            tokens, gib = config.kv_pool_tokens, pool.bytes / 2**30
+            log.info("KV pool: %d tokens, %.2f GiB when all of it is used", tokens, gib)
         self.rows = Rows(
             rows=SEQS_MAX + 1,  # and the canary's
             model_len_max=config.model_len_max,
@@ -66,7 +72,7 @@ class Core:
         )
         self.runner = Runner(model, pool, self.rows)
         allocator = PagedAllocator(config.kv_pool_tokens // pool.block_size)
-        self.scheduler = Scheduler(self.rows, allocator)
+        self.scheduler = Scheduler(self.rows, allocator, self.tokenizer)
         self.barrier = Barrier(config, self.runner, self.scheduler, self.runtime)
         self.runtime.prepare = self.barrier.prepare
         self.metrics = Metrics(config, self.reading)

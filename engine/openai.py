@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.models import tokenizer
+from engine.models.tokenizer import ROLES, ChatError, Detokenizer, Tokenizer
 from engine.sched.request import NORMAL, PRIORITIES, Finish, Request
 
 STOPS_MAX = 4
@@ -83,6 +83,7 @@ def parse(
     request_id: str,
     parent: str,
     model: str,
+    tokenizer: Tokenizer,
     tokens_max: int,
     priority: str = "",
 ) -> Call:
@@ -98,7 +99,7 @@ def parse(
             raise bad(
                 name, f"got {value!r}, this engine supports only {neutral[0]!r}", "unsupported"
             )
-    prompt = chat_tokens(body) if chat else prompt_tokens(body)
+    prompt = chat_tokens(body, tokenizer) if chat else prompt_tokens(body, tokenizer)
     default = tokens_max - len(prompt) if chat else MAX_TOKENS_DEFAULT
     field = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
     max_tokens = integer(body, field, default, 1)
@@ -146,21 +147,21 @@ def priority_of(header: str) -> int:
     raise bad("x-priority", f"got {header!r}, allowed: 0 to 3, {', '.join(PRIORITIES)}")
 
 
-def prompt_tokens(body: dict[str, Any]) -> list[int]:
+def prompt_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
     """Text, or a list of token ids, of one prompt."""
     prompt = body.get("prompt")
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+    if isinstance(prompt, str) and (tokens := tokenizer.encode(prompt)):
+        return tokens
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        return prompt_tokens({"prompt": prompt[0]})
+        return prompt_tokens({"prompt": prompt[0]}, tokenizer)
     if isinstance(prompt, list) and prompt and all(type(i) is int for i in prompt):
-        if not 0 <= min(prompt) <= max(prompt) < tokenizer.VOCABULARY:
-            raise bad("prompt", f"token ids must lie in 0 to {tokenizer.VOCABULARY - 1}")
+        if not 0 <= min(prompt) <= max(prompt) < len(tokenizer.pieces):
+            raise bad("prompt", f"token ids must lie in 0 to {len(tokenizer.pieces) - 1}")
         return prompt
     raise bad("prompt", "want one text, or one non-empty list of token ids")
 
 
-def chat_tokens(body: dict[str, Any]) -> list[int]:
+def chat_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not 1 <= len(messages) <= MESSAGES_MAX:
         raise bad("messages", f"want a list of 1 to {MESSAGES_MAX} messages")
@@ -169,8 +170,8 @@ def chat_tokens(body: dict[str, Any]) -> list[int]:
         if not isinstance(message, dict):
             raise bad(f"messages[{i}]", "want an object")
         role, content = message.get("role"), message.get("content")
-        if role not in tokenizer.ROLES:
-            allowed = ", ".join(tokenizer.ROLES)
+        if role not in ROLES:
+            allowed = ", ".join(ROLES)
             raise bad(f"messages[{i}].role", f"got {role!r}, allowed: {allowed}")
         if isinstance(content, list) and all(
             isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str)
@@ -180,7 +181,10 @@ def chat_tokens(body: dict[str, Any]) -> list[int]:
         if not isinstance(content, str):
             raise bad(f"messages[{i}].content", "want text, or a list of text parts")
         turns.append((role, content))
-    return tokenizer.encode_chat(turns)
+    try:
+        return tokenizer.encode_chat(turns)
+    except ChatError as error:
+        raise bad("messages", str(error)) from None
 
 
 def stops(body: dict[str, Any]) -> tuple[bytes, ...]:
@@ -224,18 +228,20 @@ def number(body: dict[str, Any], name: str, default: float, low: float, high: fl
 class Text:
     """Tokens in, text out: holds back a cut character, and what might begin a stop string."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request = request
-        self.detokenizer = tokenizer.Detokenizer()
+        self.pieces = tokenizer.pieces
+        self.detokenizer = Detokenizer()
         self.held = b""
         self.hold_bytes = max(map(len, request.stop), default=1) - 1
 
     def feed(self, tokens: list[int], final: bool) -> str:
-        part = self.held + tokenizer.to_bytes(tokens)
+        part = self.held + b"".join([self.pieces[token] for token in tokens])
         if final:
             self.held = b""
-            for stop in self.request.stop if self.request.finish is Finish.STOP else ():
-                part = part.removesuffix(stop)
+            if self.request.finish is Finish.STOP:
+                begins = [part.find(stop) for stop in self.request.stop]
+                part = part[: min((at for at in begins if at >= 0), default=len(part))]
         else:
             cut = max(0, len(part) - self.hold_bytes)
             part, self.held = part[:cut], part[cut:]
@@ -245,13 +251,13 @@ class Text:
 class Writer:
     """Writes the answer of one call, whole or as server-sent events."""
 
-    def __init__(self, call: Call, model: str) -> None:
+    def __init__(self, call: Call, model: str, tokenizer: Tokenizer) -> None:
         self.call = call
         self.model = model
         kind = "chatcmpl" if call.chat else "cmpl"
         self.id = f"{kind}-{call.request.id}"
         self.created = int(time.time())
-        self.text = Text(call.request)
+        self.text = Text(call.request, tokenizer)
         name = "chat.completion.chunk" if call.chat else "text_completion"
         head = {"id": self.id, "object": name, "created": self.created, "model": model}
         start = f'data: {json.dumps(head)[:-1]}, "choices": [{{"index": 0, '

@@ -200,6 +200,7 @@ class App:
             parent=call.header(b"traceparent"),
             priority=call.header(b"x-priority"),
             model=self.config.model_name,
+            tokenizer=self.core.tokenizer,
             tokens_max=self.config.model_len_max,
         )
         request = parsed.request
@@ -215,7 +216,7 @@ class App:
             ) from None
         gone = asyncio.create_task(self._watch(call, request))
         try:
-            writer = openai.Writer(parsed, self.config.model_name)
+            writer = openai.Writer(parsed, self.config.model_name, self.core.tokenizer)
             if parsed.stream:
                 await self._stream(call, request, stream, writer)
             else:

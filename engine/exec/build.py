@@ -34,7 +34,7 @@ from engine.exec.capture import CaptureError
 from engine.exec.compiled import BlockStep, Compiled, compile_step, inputs
 from engine.kv.pool import KVPool
 from engine.models import llama
-from engine.models.llama import SHAPES, Llama, Shape
+from engine.models.llama import SHAPES, Llama, Shape, blank
 
 log = logging.getLogger("engine")
 
@@ -50,7 +50,7 @@ def home() -> Path:
 
 
 def library(folder: Path, shape: Shape, threads: int) -> Path:
-    """The file for this shape, by all that its code depends on."""
+    """The file for models of this shape, by all that its code depends on."""
     try:
         cpu = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0]
     except OSError:
@@ -87,7 +87,8 @@ def build(folder: Path, shape: Shape, threads: int) -> float:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(draft)
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         torch.set_num_threads(threads)
-        compile_step(Llama(shape, seed=0, positions=POSITIONS), draft / "step.so")
+        model = Llama(shape, positions=POSITIONS, weights=blank(shape, torch.float32))
+        compile_step(model, draft / "step.so")
         (draft / "step.so").replace(path)
         shutil.rmtree(draft)
         return time.monotonic() - began
@@ -96,11 +97,14 @@ def build(folder: Path, shape: Shape, threads: int) -> float:
 class Workshop:
     """The compiled step of one engine: the one there is, or the one being made beside it.
 
-    `folder` None: there is none.
+    `folder` None: there is none. Nor in bfloat16, whose rounding would hide a step that is wrong.
     """
 
     def __init__(self, folder: Path | None, model: Llama, threads: int) -> None:
         self.path = library(folder, model.shape, threads) if folder else None
+        if self.path and model.dtype != torch.float32:
+            log.info("decode steps in %s replay a TorchScript graph, uncompiled", model.dtype)
+            self.path = None
         self.model = model
         self.threads = threads
         self.found: Compiled | None = None

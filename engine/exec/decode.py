@@ -10,8 +10,6 @@ import torch
 from engine.kv.pool import KVPool
 from engine.models.llama import Shape
 
-LOGIT_TOLERANCE = 1e-5
-
 Chosen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -85,8 +83,11 @@ def block_attention(
     return out.reshape(-1, shape.heads * dim)
 
 
-def choose(logits: torch.Tensor) -> Chosen:
-    """The logits, the greedy token, and how many tokens rounding could not tell from it."""
+def choose(logits: torch.Tensor, tolerance: torch.Tensor) -> Chosen:
+    """The logits, the greedy token, and how many tokens rounding could not tell from it.
+
+    `tolerance`: Llama's.
+    """
     best = logits.max(dim=1)
-    rivals = (logits >= (best.values - 2 * LOGIT_TOLERANCE).unsqueeze(1)).sum(dim=1)
+    rivals = (logits >= (best.values - 2 * tolerance).unsqueeze(1)).sum(dim=1)
     return logits, best.indices, rivals

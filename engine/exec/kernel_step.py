@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.exec.decode import LOGIT_TOLERANCE, Chosen, choose
+from engine.exec.decode import Chosen, choose
 from engine.exec.step import Step, padded
 from engine.kernels.backends import backend
 from engine.kernels.interface import Batch, PagedKV
@@ -32,7 +32,8 @@ class KernelStep:
         layers = [PagedKV(*pair) for pair in zip(*step.pool.by_block(), strict=True)]
         hidden = self.hidden(step.model, layers, batch_of(step), step.tokens, step.positions)
         sampled = torch.from_numpy(padded(step.sampled))
-        return self.choose(step.model.logits(hidden.index_select(0, sampled), self.ops))
+        logits = step.model.logits(hidden.index_select(0, sampled), self.ops)
+        return self.choose(logits, step.model.tolerance)
 
     def hidden(
         self,
@@ -70,10 +71,10 @@ def batch_of(step: Step) -> Batch:
     return Batch.of(queries, contexts, rows.tables[owner, :width], size)
 
 
-def choose_triton(logits: torch.Tensor) -> Chosen:
+def choose_triton(logits: torch.Tensor, tolerance: torch.Tensor) -> Chosen:
     """`choose` by the sampler kernel."""
     cold = logits.new_zeros(logits.size(0))
-    return logits, *sample(logits, cold, cold, 2 * LOGIT_TOLERANCE)
+    return logits, *sample(logits, cold, cold, 2 * float(tolerance))
 
 
 def _turned(qkv: torch.Tensor, heads: int, rotation: torch.Tensor) -> torch.Tensor:

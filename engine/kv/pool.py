@@ -8,6 +8,7 @@ blocks by index gives a dense (sequence, head, token) context without a transpos
 from __future__ import annotations
 
 import copy
+import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,14 +18,22 @@ CANARY_TOKENS = 24  # of the sequence that proves a change of the pool or of the
 
 
 class KVPool:
-    """`keys[layer]`, `values[layer]`: float32 (kv_heads · blocks · block_size, head_dim).
+    """`keys[layer]`, `values[layer]`: (kv_heads · blocks · block_size, head_dim) of `dtype`.
 
     Of the blocks the first is scratch, the last few (`canary`) belong to no request.
-    Raises MemoryError where the machine has not that much left.
+    Takes its memory as it is first written. Raises MemoryError where the machine has not that much
+    left for all of it.
     """
 
     def __init__(
-        self, *, layers: int, kv_heads: int, head_dim: int, blocks: int, block_size: int
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.kv_heads = kv_heads
         self.head_dim = head_dim
@@ -32,15 +41,22 @@ class KVPool:
         self.blocks = 1 + blocks + len(self.canary)
         self.block_size = block_size
         rows = kv_heads * self.blocks * block_size
-        needed, free = layers * 2 * rows * head_dim * 4, memory_free_bytes()
-        if free is not None and needed > free:
-            raise MemoryError(f"a KV pool of {needed} bytes does not fit into {free} free bytes")
-        self.keys: Sequence[torch.Tensor] = [torch.zeros(rows, head_dim) for _ in range(layers)]
-        self.values: Sequence[torch.Tensor] = [torch.zeros(rows, head_dim) for _ in range(layers)]
+        self.bytes, free = layers * 2 * rows * head_dim * dtype.itemsize, memory_free_bytes()
+        if free is not None and self.bytes > free:
+            raise MemoryError(
+                f"a KV pool of {self.bytes} bytes does not fit into {free} free bytes"
+            )
+        self.keys: Sequence[torch.Tensor] = [zeros(rows, head_dim, dtype) for _ in range(layers)]
+        self.values: Sequence[torch.Tensor] = [zeros(rows, head_dim, dtype) for _ in range(layers)]
 
     @property
     def slots_per_head(self) -> int:
         return self.blocks * self.block_size
+
+    def touch(self) -> None:
+        """Takes all of its memory now, so that nothing waits for it later."""
+        for tensor in (*self.keys, *self.values):
+            tensor.zero_()
 
     def over(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> KVPool:
         """This pool's layout over other tensors: what graph capture traces."""
@@ -88,6 +104,13 @@ class KVPool:
         """Each of the tensors with the other pool's."""
         yield from zip(self.keys, other.keys, strict=True)
         yield from zip(self.values, other.values, strict=True)
+
+
+def zeros(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """torch.zeros, but of pages the system hands over when they are first written."""
+    size = rows * width * dtype.itemsize
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(rows, width)
 
 
 def memory_free_bytes() -> int | None:

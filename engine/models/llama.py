@@ -1,7 +1,8 @@
-"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU; float32.
+"""A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
 Touvron et al. 2023 (arXiv:2302.13971), GQA: Ainslie et al. 2023 (arXiv:2305.13245). Weights are
-drawn from a seed; the softmax scale is folded into the query projection.
+drawn from a seed or read from a file (loader.py), in float32 or bfloat16; the softmax scale is
+folded into the query projection.
 """
 
 from __future__ import annotations
@@ -62,57 +63,73 @@ class Layer(NamedTuple):
     down: torch.Tensor
 
 
+class Weights(NamedTuple):
+    """All that a shape leaves open, of one dtype."""
+
+    embedding: torch.Tensor  # (vocabulary, hidden)
+    layers: list[Layer]
+    final_norm: torch.Tensor
+    head: torch.Tensor  # (hidden, vocabulary)
+    rope_factors: torch.Tensor | None = None  # (head_dim / 2,): what slows each turn down
+
+    def to(self, dtype: torch.dtype) -> Weights:
+        layers = [Layer(*(tensor.to(dtype) for tensor in layer)) for layer in self.layers]
+        embedding, final_norm, head = (
+            each.to(dtype) for each in (self.embedding, self.final_norm, self.head)
+        )
+        return Weights(embedding, layers, final_norm, head, self.rope_factors)
+
+
+LOGIT_TOLERANCE = 1e-5  # of float32, where logits are about 1 as with the weights drawn here
+PROBE_TOKENS = 24
+
+
 class Llama:
     """Weights and the forward pass; attention is handed in, so paged and dense share the rest."""
 
-    def __init__(self, shape: Shape, *, seed: int, positions: int) -> None:
+    def __init__(
+        self, shape: Shape, *, positions: int, seed: int = 0, weights: Weights | None = None
+    ) -> None:
+        """`weights` None: drawn from the seed, in float32."""
         self.shape = shape
-        generator = torch.Generator().manual_seed(seed)
+        weights = weights or drawn(shape, seed)
+        self.embedding, self.layers, self.final_norm, self.head, factors = weights
+        self.rotation = rotation(shape, positions, factors)
+        if self.dtype != torch.float32:  # there are no complex numbers of 16 bits
+            self.rotation = torch.view_as_real(self.rotation)
+        self.tolerance = torch.tensor(LOGIT_TOLERANCE)
 
-        def draw(fan_in: int, fan_out: int) -> torch.Tensor:
-            # Stored (out, in), used transposed: the layout the BLAS packs fastest.
-            weight = torch.randn(fan_out, fan_in, generator=generator)
-            return weight.mul_(fan_in**-0.5).t()
+    def set_tolerance(self) -> None:
+        """Sets by how much two ways to the same logits may differ: rounding grows with them."""
+        tokens = torch.arange(PROBE_TOKENS) * 97 % self.shape.vocabulary
+        self.tolerance = torch.tensor(rounding(self.dense(tokens), self.dtype))
 
-        head_rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-        self.embedding = torch.randn(shape.vocabulary, shape.hidden, generator=generator)
-        self.layers: list[Layer] = []
-        for _ in range(shape.layers):
-            qkv = draw(shape.hidden, head_rows)
-            qkv[:, : shape.heads * shape.head_dim] *= shape.head_dim**-0.5
-            self.layers.append(
-                Layer(
-                    attention_norm=torch.ones(shape.hidden),
-                    qkv=qkv,
-                    out=draw(shape.heads * shape.head_dim, shape.hidden),
-                    feed_norm=torch.ones(shape.hidden),
-                    gate_up=draw(shape.hidden, 2 * shape.feed_forward),
-                    down=draw(shape.feed_forward, shape.hidden),
-                )
-            )
-        self.final_norm = torch.ones(shape.hidden)
-        self.head = draw(shape.hidden, shape.vocabulary)
-        self.rotation = rotation(shape, positions)
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
 
     @property
     def parameters(self) -> int:
         matrices = [self.embedding, self.final_norm, self.head]
-        return sum(t.numel() for layer in self.layers for t in layer) + sum(
-            t.numel() for t in matrices
-        )
+        distinct = {
+            each.data_ptr(): each.numel()
+            for each in (*matrices, *(tensor for layer in self.layers for tensor in layer))
+        }
+        return sum(distinct.values())
 
     def tensors(self) -> list[torch.Tensor]:
         """All of it as real numbers, in the order `over` takes."""
-        turns = torch.view_as_real(self.rotation)
+        complex_ = self.rotation.is_complex()
+        turns = torch.view_as_real(self.rotation) if complex_ else self.rotation
         weights = [tensor for layer in self.layers for tensor in layer]
-        return [self.embedding, self.final_norm, self.head, turns, *weights]
+        return [self.embedding, self.final_norm, self.head, turns, self.tolerance, *weights]
 
     def over(self, tensors: Sequence[torch.Tensor]) -> Llama:
         """The same model over other tensors: what graph capture compiles."""
         other = copy.copy(self)
-        other.embedding, other.final_norm, other.head, other.rotation = tensors[:4]
+        other.embedding, other.final_norm, other.head, other.rotation, other.tolerance = tensors[:5]
         size = len(Layer._fields)
-        other.layers = [Layer(*tensors[at : at + size]) for at in range(4, len(tensors), size)]
+        other.layers = [Layer(*tensors[at : at + size]) for at in range(5, len(tensors), size)]
         return other
 
     def hidden(
@@ -139,10 +156,11 @@ class Llama:
         return x
 
     def logits(self, hidden: torch.Tensor, ops: Ops | None = None) -> torch.Tensor:
-        """(rows, hidden) → (rows, vocabulary)."""
+        """(rows, hidden) → (rows, vocabulary), always float32."""
         norm, shape = (ops or TORCH).rms_norm, self.shape
         normed = norm(hidden, [shape.hidden], self.final_norm, shape.norm_eps)
-        return torch.mm(normed, self.head)
+        logits = torch.mm(normed, self.head)
+        return logits if logits.dtype == torch.float32 else logits.float()
 
     @torch.inference_mode()
     def dense(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -160,6 +178,54 @@ class Llama:
         return self.logits(self.hidden(tokens, torch.arange(len(tokens)), attention))
 
 
+def rounding(numbers: torch.Tensor, dtype: torch.dtype) -> float:
+    """By how much two ways to these numbers may differ where both compute in `dtype`."""
+    coarse = torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
+    size = float(numbers.float().square().mean().sqrt())
+    return LOGIT_TOLERANCE * coarse * max(1.0, size)
+
+
+def blank(shape: Shape, dtype: torch.dtype) -> Weights:
+    """Norms of ones, all else uninitialised."""
+
+    def matrix(fan_in: int, fan_out: int) -> torch.Tensor:
+        # Stored (out, in), used transposed: the layout the BLAS packs fastest.
+        return torch.empty(fan_out, fan_in, dtype=dtype).t()
+
+    head_rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    layers = [
+        Layer(
+            attention_norm=torch.ones(shape.hidden, dtype=dtype),
+            qkv=matrix(shape.hidden, head_rows),
+            out=matrix(shape.heads * shape.head_dim, shape.hidden),
+            feed_norm=torch.ones(shape.hidden, dtype=dtype),
+            gate_up=matrix(shape.hidden, 2 * shape.feed_forward),
+            down=matrix(shape.feed_forward, shape.hidden),
+        )
+        for _ in range(shape.layers)
+    ]
+    embedding = torch.empty(shape.vocabulary, shape.hidden, dtype=dtype)
+    final_norm = torch.ones(shape.hidden, dtype=dtype)
+    return Weights(embedding, layers, final_norm, matrix(shape.hidden, shape.vocabulary))
+
+
+def drawn(shape: Shape, seed: int) -> Weights:
+    """float32 weights from a seed, such that every layer keeps the scale of what it gets."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = blank(shape, torch.float32)
+
+    def draw(matrix: torch.Tensor) -> None:
+        matrix.t().normal_(generator=generator).mul_(matrix.size(0) ** -0.5)
+
+    weights.embedding.normal_(generator=generator)
+    for layer in weights.layers:
+        for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down):
+            draw(matrix)
+        layer.qkv[:, : shape.heads * shape.head_dim] *= shape.head_dim**-0.5
+    draw(weights.head)
+    return weights
+
+
 def turned(qkv: torch.Tensor, heads: int, rotation: torch.Tensor) -> torch.Tensor:
     """(tokens, all heads, head_dim) with adjacent pairs of the first `heads` heads turned.
 
@@ -172,6 +238,8 @@ def turned(qkv: torch.Tensor, heads: int, rotation: torch.Tensor) -> torch.Tenso
         return qkv
     (a, b), (cosine, sine) = pairs.unbind(-1), rotation.unbind(-1)
     pairs = torch.stack([a * cosine - b * sine, a * sine + b * cosine], -1)
+    if pairs.dtype != qkv.dtype:
+        pairs = pairs.to(qkv.dtype)
     return torch.cat([pairs.flatten(2), qkv[:, heads:]], dim=1)
 
 
@@ -184,8 +252,13 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
 TORCH = Ops(F.rms_norm, turned, swiglu)
 
 
-def rotation(shape: Shape, positions: int) -> torch.Tensor:
-    """complex64 (positions, head_dim / 2): rotary turns of adjacent pairs (arXiv:2104.09864)."""
+def rotation(shape: Shape, positions: int, factors: torch.Tensor | None = None) -> torch.Tensor:
+    """complex64 (positions, head_dim / 2): rotary turns of adjacent pairs (arXiv:2104.09864).
+
+    `factors` (head_dim / 2,) divide the frequencies, as a model stretched to longer texts wants.
+    """
     frequency = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).double() / shape.head_dim)
+    if factors is not None:
+        frequency = frequency / factors.double()
     angle = torch.outer(torch.arange(positions).double(), frequency)
     return torch.polar(torch.ones_like(angle), angle).to(torch.complex64)

@@ -1,29 +1,54 @@
-"""Byte-level tokenizer: token 0-255 is that byte; the rest steer the conversation."""
+"""Between text and tokens: what an engine asks of a tokenizer, and that of the built-in models.
+
+Every token stands for the same bytes wherever it comes, so a text is its tokens' bytes one after
+another, and may be written out token by token.
+"""
 
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
+from typing import Protocol
 
 BOS, EOS, TURN_END, SYSTEM, USER, ASSISTANT = range(256, 262)
 VOCABULARY = 262
 ROLES = {"system": SYSTEM, "developer": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": USER}
 
 
-def encode(text: str) -> list[int]:
-    return [BOS, *text.encode()]
+class ChatError(ValueError):
+    """The model cannot be told such a conversation; says why."""
 
 
-def encode_chat(messages: list[tuple[str, str]]) -> list[int]:
-    """(role, content) turns, ended by the assistant's opening; raises KeyError on other roles."""
-    ids = [BOS]
-    for role, content in messages:
-        ids += [ROLES[role], *content.encode(), TURN_END]
-    return [*ids, ASSISTANT]
+class Tokenizer(Protocol):
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """What each token adds to a text, as many as the model has tokens; b"": it steers."""
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+
+    def encode(self, text: str) -> list[int]:
+        """With what the model wants at the beginning of a text."""
+
+    def encode_chat(self, messages: list[tuple[str, str]]) -> list[int]:
+        """(role, content) turns, ended by the assistant's opening; raises ChatError."""
 
 
-def to_bytes(ids: list[int]) -> bytes:
-    """The text bytes of `ids`; steering tokens have none."""
-    return bytes(i for i in ids if i < 256)
+class ByteTokenizer:
+    """Token 0-255 is that byte; the rest steer the conversation."""
+
+    pieces: Sequence[bytes] = [*(bytes([i]) for i in range(256)), *([b""] * (VOCABULARY - 256))]
+    eos = frozenset([EOS])
+
+    def encode(self, text: str) -> list[int]:
+        return [BOS, *text.encode()]
+
+    def encode_chat(self, messages: list[tuple[str, str]]) -> list[int]:
+        ids = [BOS]
+        for role, content in messages:
+            ids += [ROLES[role], *content.encode(), TURN_END]
+        return [*ids, ASSISTANT]
 
 
 class Detokenizer:

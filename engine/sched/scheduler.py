@@ -16,7 +16,7 @@ import numpy as np
 from engine.exec.rows import Rows
 from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import PagedAllocator
-from engine.models.tokenizer import EOS
+from engine.models.tokenizer import ByteTokenizer, Tokenizer
 from engine.sched.request import Finish, Request
 
 
@@ -63,9 +63,16 @@ class Outcome:
 class Scheduler:
     """`waiting` is first come first served; `running` is in order of admission."""
 
-    def __init__(self, rows: Rows, allocator: PagedAllocator) -> None:
+    def __init__(
+        self, rows: Rows, allocator: PagedAllocator, tokenizer: Tokenizer | None = None
+    ) -> None:
+        """`tokenizer` says what ends an answer; None: the built-in models'."""
         self.rows = rows
         self.allocator = allocator
+        tokenizer = tokenizer or ByteTokenizer()
+        self.pieces = tokenizer.pieces
+        self.ends = np.zeros(len(self.pieces), bool)
+        self.ends[list(tokenizer.eos)] = True
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.paused = False
@@ -139,7 +146,7 @@ class Scheduler:
         gaps = now - rows.touched[sampled[begun]]
         rows.begun[sampled] = True
         rows.touched[sampled] = now
-        stopped = (tokens == EOS) & ~rows.ignore_eos[sampled]
+        stopped = self.ends[tokens] & ~rows.ignore_eos[sampled]
         full = rows.known[sampled] >= rows.limit[sampled]
         for i in np.flatnonzero(rows.has_stop[sampled]).tolist():
             stopped[i] |= self._stop_string_ends(requests[i], sampled[i])
@@ -263,9 +270,12 @@ class Scheduler:
         self.preemptions += 1
 
     def _stop_string_ends(self, request: Request, row: int) -> bool:
-        longest = max(map(len, request.stop))
-        known = int(self.rows.known[row])
-        tail = self.rows.tokens[row, max(request.prompt_tokens, known - longest) : known]
-        if (tail > 255).any():
-            return False
-        return bytes(tail.tolist()).endswith(request.stop)
+        """Whether the newest token completes a stop string, be it in the middle of its bytes."""
+        tokens, newest = self.rows.tokens[row], int(self.rows.known[row]) - 1
+        tail = self.pieces[tokens[newest]]
+        enough = len(tail) + max(map(len, request.stop)) - 1
+        for at in range(newest - 1, request.prompt_tokens - 1, -1):
+            if len(tail) >= enough:
+                break
+            tail = self.pieces[tokens[at]] + tail
+        return any(stop in tail for stop in request.stop)

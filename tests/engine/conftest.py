@@ -26,6 +26,7 @@ from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import KVPool
 from engine.models.llama import SHAPES, Llama
+from engine.models.tokenizer import Tokenizer
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
 
@@ -72,7 +73,12 @@ class Bench:
 
 
 def bench(
-    model: Llama, *, blocks: int = 512, block_size: int = 16, graphs: Graphs | None = None
+    model: Llama,
+    *,
+    blocks: int = 512,
+    block_size: int = 16,
+    graphs: Graphs | None = None,
+    words: Tokenizer | None = None,
 ) -> Bench:
     shape = model.shape
     rows = Rows(rows=64, model_len_max=512, block_size=block_size)
@@ -82,10 +88,11 @@ def bench(
         head_dim=shape.head_dim,
         blocks=blocks,
         block_size=block_size,
+        dtype=model.dtype,
     )
     runner = Runner(model, pool, rows)
     runner.captured = graphs
-    return Bench(Scheduler(rows, PagedAllocator(blocks)), runner)
+    return Bench(Scheduler(rows, PagedAllocator(blocks), words), runner)
 
 
 def request(name: str, tokens: np.ndarray | list[int], max_tokens: int) -> Request:

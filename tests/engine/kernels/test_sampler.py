@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.exec.decode import LOGIT_TOLERANCE, choose
+from engine.exec.decode import choose
 from engine.exec.runner import draw
 from engine.kernels.lang import FLOATS
 from engine.kernels.sampler import sample, sample_reference
+from engine.models.llama import LOGIT_TOLERANCE
 from tests.engine.kernels.conftest import drawn
 
 
@@ -33,7 +34,7 @@ def test_a_greedy_choice_is_the_engines_with_its_count_of_rivals() -> None:
     logits[2, 7] = logits[2].max() + LOGIT_TOLERANCE
     cold = torch.zeros(6)
     tokens, rivals = sample(logits, cold, cold, 2 * LOGIT_TOLERANCE)
-    _, wanted, close = choose(logits)
+    _, wanted, close = choose(logits, torch.tensor(LOGIT_TOLERANCE))
     assert torch.equal(tokens, wanted)
     assert torch.equal(rivals, close)
     assert tokens[1] == 40

@@ -1,0 +1,1 @@
+"""Models read from files, which the tests write."""
