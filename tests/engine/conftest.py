@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from engine.exec.runner import Runner
 from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import KVPool
+from engine.kv.prefix import PrefixCache
 from engine.models.llama import SHAPES, Llama
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
@@ -60,6 +62,7 @@ class Bench:
         tokens: dict[str, list[int]] = {request.id: [] for request in requests}
         logits: dict[str, list[torch.Tensor]] = {request.id: [] for request in requests}
         while (plan := self.scheduler.plan(config, 1.0)) is not None:
+            conserved(self.scheduler)
             sampled, rows = self.runner.forward(plan)
             outcome = self.scheduler.commit(plan, sampled, 1.0, 2.0)
             for request, token, row in zip(outcome.requests, outcome.tokens, rows, strict=True):
@@ -71,8 +74,26 @@ class Bench:
         return tokens, logits
 
 
+def conserved(scheduler: Scheduler) -> None:
+    """Every block is in one of three states, and is referred to as often as the tables say."""
+    allocator, rows = scheduler.allocator, scheduler.rows
+    taken = allocator.allocated_blocks
+    assert taken + allocator.free_blocks + allocator.cached_blocks == allocator.blocks
+    owned = [
+        block for row in range(len(rows.owned)) for block in rows.tables[row, : rows.owned[row]]
+    ]
+    counts = Counter(map(int, owned))
+    assert len(counts) == taken
+    assert all(allocator.references(block) == count for block, count in counts.items())
+
+
 def bench(
-    model: Llama, *, blocks: int = 512, block_size: int = 16, graphs: Graphs | None = None
+    model: Llama,
+    *,
+    blocks: int = 512,
+    block_size: int = 16,
+    graphs: Graphs | None = None,
+    caching: bool = False,
 ) -> Bench:
     shape = model.shape
     rows = Rows(rows=64, model_len_max=512, block_size=block_size)
@@ -85,7 +106,8 @@ def bench(
     )
     runner = Runner(model, pool, rows)
     runner.captured = graphs
-    return Bench(Scheduler(rows, PagedAllocator(blocks)), runner)
+    prefixes = PrefixCache(PagedAllocator(blocks), block_size, on=caching)
+    return Bench(Scheduler(rows, prefixes), runner)
 
 
 def request(name: str, tokens: np.ndarray | list[int], max_tokens: int) -> Request:
