@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 with warnings.catch_warnings():
     # torch warns about a package that is installed beside it; that is not ours to fail on.
@@ -31,6 +32,12 @@ from engine.models.llama import SHAPES, Llama
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
 
+CONFIGS = st.builds(
+    RuntimeConfig,
+    max_num_seqs=st.integers(1, 16),
+    max_num_batched_tokens=st.integers(64, 1024),
+    prefill_chunk_tokens=st.integers(32, 256),
+)
 ROOT = Path(__file__).parents[2]
 START_S_MAX = 60
 
@@ -118,6 +125,16 @@ def request(name: str, tokens: np.ndarray | list[int], max_tokens: int) -> Reque
         arrived=0.5,
         ignore_eos=True,
     )
+
+
+def as_dense(model: Llama, one: Request, tokens: list[int], logits: list[torch.Tensor]) -> None:
+    """What was served of a request that ended is what the dense reference says."""
+    prompt = one.tokens[: one.prompt_tokens]
+    assert len(tokens) == one.max_tokens
+    dense = model.dense(torch.from_numpy(np.concatenate([prompt, tokens])))
+    expected = dense[one.prompt_tokens - 1 : -1]
+    assert (torch.stack(logits) - expected).abs().max().item() <= 1e-5
+    assert tokens == expected.argmax(dim=1).tolist()
 
 
 class EngineProcess:

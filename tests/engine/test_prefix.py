@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +24,7 @@ from engine.kv.prefix import Chain, PrefixCache
 from engine.models.llama import Llama
 from engine.sched.request import Finish, Request
 from engine.sched.scheduler import Scheduler
-from tests.engine.conftest import bench, conserved, request
+from tests.engine.conftest import CONFIGS, as_dense, bench, conserved, request
 
 OPERATIONS = 15_000
 SIZE = 4
@@ -207,12 +206,7 @@ def family(seed: int, count: int, longest: int = 150) -> list[np.ndarray]:
 @given(
     seed=st.integers(0, 10_000),
     count=st.integers(1, 12),
-    config=st.builds(
-        RuntimeConfig,
-        max_num_seqs=st.integers(1, 16),
-        max_num_batched_tokens=st.integers(64, 1024),
-        prefill_chunk_tokens=st.integers(32, 256),
-    ),
+    config=CONFIGS,
     blocks=st.sampled_from([32, 64, 512]),
     block_size=st.sampled_from([8, 16, 64]),
     captured=st.booleans(),
@@ -238,11 +232,8 @@ def test_cached_prefixes_change_no_token_and_no_logit(
     for again in range(2):
         asked = [request(f"{again} {i}", p, 1 + i % 40) for i, p in enumerate(prompts)]
         tokens, logits = subject.generate(asked, config)
-        for one, prompt in zip(asked, prompts, strict=True):
-            dense = model.dense(torch.from_numpy(np.concatenate([prompt, tokens[one.id]])))
-            expected = dense[len(prompt) - 1 : -1]
-            assert (torch.stack(logits[one.id]) - expected).abs().max().item() <= 1e-5
-            assert tokens[one.id] == expected.argmax(dim=1).tolist()
+        for one in asked:
+            as_dense(model, one, tokens[one.id], logits[one.id])
 
 
 @pytest.mark.parametrize(
