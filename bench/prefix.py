@@ -2,14 +2,14 @@
 
     python bench/prefix.py [--model 1.3m] [--rounds 20] [--begin 384]
 
-Two engines in one process, one with `prefix_cache` on, in a closed loop, stepped by turns with the
-same requests; which is first changes from round to round. Whole steps: who runs, the forward, and
-what came of it; no HTTP.
+Two engines in one process, one with `prefix_cache` on, each in a closed loop with the same
+requests, by turns; which is first is left to chance. Whole steps: who runs, the forward, and what
+came of it; no HTTP.
 
 - Alike: a system prompt of --begin tokens, then 16 to 96 of one's own, 16 to answer; the cache is
   empty at the start of a round. TTFT is wall time, from the moment one is asked.
 - Unlike: random prompts with the lengths of the demo's load (engine/load.py), in a pool that must
-  evict. CPU time of the thread, over all steps of a round; there are as many in both.
+  evict. Both take the same steps, so they take them by turns; CPU time of the thread, summed.
 
 Figures are medians over the rounds, with the 95 % interval of a bootstrap over them.
 """
@@ -21,6 +21,7 @@ import shutil
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,15 +49,6 @@ class Asked:
     answer_tokens: int
 
 
-@dataclass
-class Round:
-    """What one arm made of a round."""
-
-    ttft_s: list[float]
-    cpu_s: float
-    steps: int
-
-
 class Arm:
     """One engine, stepped by hand."""
 
@@ -67,27 +59,28 @@ class Arm:
         self.core = Core(config, lambda outcome: None)
         self.config = self.core.runtime.running.config
 
-    def run(self, asked: list[Asked]) -> Round:
-        """All of them, AT_ONCE in flight."""
+    def steps(self, asked: list[Asked]) -> Iterator[tuple[float, list[Request]]]:
+        """Serves them all, AT_ONCE in flight: of each step its CPU seconds, and whom it ended."""
         scheduler, forward = self.core.scheduler, self.core.runner.forward
         scheduler.prefix_queries = scheduler.prefix_hits = 0
-        ahead, ended = deque(asked), []
-        flying, steps, began_cpu = 0, 0, time.thread_time()
+        ahead, flying = deque(asked), 0
         while ahead or flying:
             while ahead and flying < AT_ONCE:
                 one, now = ahead.popleft(), time.monotonic()
                 scheduler.add(Request("", one.prompt, one.answer_tokens, now, ignore_eos=True))
                 flying += 1
-            began = time.monotonic()
+            began, busy = time.monotonic(), time.thread_time()
             plan = scheduler.plan(self.config, began)
             assert plan is not None
             tokens, _ = forward(plan)
             finished = scheduler.commit(plan, tokens, began, time.monotonic()).finished
-            ended += finished
             flying -= len(finished)
-            steps += 1
-        ttft_s = [request.first_token - request.arrived for request in ended]
-        return Round(ttft_s, time.thread_time() - began_cpu, steps)
+            yield time.thread_time() - busy, finished
+
+    def ttft_s(self, asked: list[Asked]) -> float:
+        """The median over all of them."""
+        ended = [request for _, finished in self.steps(asked) for request in finished]
+        return float(np.median([request.first_token - request.arrived for request in ended]))
 
 
 def alike(rng: np.random.Generator, begin_tokens: int) -> list[Asked]:
@@ -101,12 +94,24 @@ def unlike(rng: np.random.Generator) -> list[Asked]:
     return [Asked(rng.integers(0, 256, r.prompt_tokens), r.output_tokens) for r in load]
 
 
-def both(off: Arm, on: Arm, asked: list[Asked], number: int) -> tuple[Round, Round]:
-    """The round in each arm, off's first in the answer."""
-    if number % 2:
-        later = on.run(asked)
-        return off.run(asked), later
-    return off.run(asked), on.run(asked)
+def saving(off: Arm, on: Arm, asked: list[Asked]) -> tuple[float, float]:
+    """The share of prompt tokens found, and the median TTFT off ÷ on."""
+    on.core.scheduler.prefixes.flush()
+    arms = (off, on) if len(asked[0].prompt) % 2 else (on, off)
+    ttft_s = {arm: arm.ttft_s(asked) for arm in arms}
+    scheduler = on.core.scheduler
+    return scheduler.prefix_hits / scheduler.prefix_queries, ttft_s[off] / ttft_s[on]
+
+
+def cost(off: Arm, on: Arm, asked: list[Asked]) -> float:
+    """CPU of the same steps, on ÷ off − 1."""
+    arms = (off, on) if len(asked[0].prompt) % 2 else (on, off)
+    spent = dict.fromkeys(arms, 0.0)
+    for pair in zip(*(arm.steps(asked) for arm in arms), strict=True):
+        for arm, (cpu_s, _) in zip(arms, pair, strict=True):
+            spent[arm] += cpu_s
+    assert on.core.scheduler.prefix_hits == 0
+    return spent[on] / spent[off] - 1
 
 
 def interval(values: list[float]) -> tuple[float, float]:
@@ -135,22 +140,16 @@ def main() -> int:
     captured = on.core.runner.captured
     say(f"{options.model}, one thread, steps: {captured.mode if captured else 'eager'}")
     rng = np.random.default_rng(11)
-    both(off, on, alike(rng, options.begin), 0)
-    saved, ttft, cost = [], [], []
-    for number in range(options.rounds):
-        on.core.scheduler.prefixes.flush()
-        without, cached = both(off, on, alike(rng, options.begin), number)
-        saved.append(on.core.scheduler.prefix_hits / on.core.scheduler.prefix_queries)
-        ttft.append(float(np.median(without.ttft_s) / np.median(cached.ttft_s)))
-        without, cached = both(off, on, unlike(rng), number)
-        assert without.steps == cached.steps
-        assert on.core.scheduler.prefix_hits == 0
-        cost.append(cached.cpu_s / without.cpu_s - 1)
+    saving(off, on, alike(rng, options.begin))  # warm
+    savings, costs = [], []
+    for _ in range(options.rounds):
+        savings.append(saving(off, on, alike(rng, options.begin)))
+        costs.append(cost(off, on, unlike(rng)))
     evictions = on.core.allocator.evictions
     say(f"{evictions} blocks were evicted")
-    saved_share = told("share of prompt tokens saved", saved)
-    ratio = told("median TTFT off ÷ on", ttft)
-    overhead = told("CPU of a step without shared prefixes, on ÷ off − 1", cost)
+    saved_share = told("share of prompt tokens saved", [saved for saved, _ in savings])
+    ratio = told("median TTFT off ÷ on", [ratio for _, ratio in savings])
+    overhead = told("CPU of a step without shared prefixes, on ÷ off − 1", costs)
     passed = [
         verdict("saved_share", saved_share, f">={SAVED_MIN}", saved_share >= SAVED_MIN),
         verdict("ttft_off_over_on", ratio, f">={TTFT_RATIO_MIN}", ratio >= TTFT_RATIO_MIN),
