@@ -13,6 +13,7 @@ from types import FrameType
 
 import uvicorn
 
+from engine import warm
 from engine.config import BLOCK_SIZES, DTYPES, EngineConfig
 from engine.exec.build import home
 from engine.knobs import NotPossible
@@ -94,6 +95,14 @@ def parse(arguments: list[str]) -> EngineConfig:
         help="tokens of a KV block, until kv_block_size is changed",
     )
     add(
+        "--prefix-cache", choices=("off", "on"), default=default.prefix_cache,
+        help="begin requests with cached KV, until prefix_cache is changed",
+    )  # fmt: skip
+    add(
+        "--prefix-ttl-s", type=float, default=default.prefix_ttl_s, metavar="SECONDS",
+        help="cached KV that nobody used for so long is not used again; 0: no limit",
+    )  # fmt: skip
+    add(
         "--queue-requests-max", type=int, default=default.queue_requests_max, metavar="REQUESTS",
         help="may wait; the next is answered 429",
     )  # fmt: skip
@@ -111,6 +120,10 @@ def parse(arguments: list[str]) -> EngineConfig:
     )  # fmt: skip
     # Not given, these are not there: no default is to be told.
     absent = argparse.SUPPRESS
+    add(
+        "--prefix-warm", type=Path, default=absent, metavar="FILE",
+        help="prompts, a JSON body a line, whose KV is computed at the start and pinned",
+    )  # fmt: skip
     add(
         "--state", type=Path, default=absent, metavar="FOLDER",
         help="keeps the runtime configuration; without it a restart forgets it",
@@ -179,7 +192,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     try:
         app = App(config)
-    except (StateError, NotPossible, ModelError) as error:
+        if config.prefix_warm:
+            app.core.warm(warm.read(config.prefix_warm, config, app.core.tokenizer))
+    except (StateError, NotPossible, ModelError, ValueError, OSError) as error:
         sys.stderr.write(f"{config.name}: {error}\n")
         return 1
     version = app.core.runtime.current.config_version

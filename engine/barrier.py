@@ -25,6 +25,7 @@ from engine.exec.runner import Runner
 from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import CANARY_TOKENS, KVPool
+from engine.kv.prefix import PrefixCache
 from engine.models.llama import Llama
 from engine.reconfig import RuntimeStore
 from engine.sched.request import Request
@@ -80,6 +81,7 @@ class Barrier:
 
     def start(self, running: RuntimeConfig) -> None:
         """Captures, if that is asked for, before the first step. Without it the engine serves."""
+        self.scheduler.prefixes.turn(running.prefix_cache == "on")
         if running.graph_capture == "on":
             try:
                 self.runner.captured = self._best(running.kv_block_size)
@@ -91,24 +93,25 @@ class Barrier:
         """What to run between two steps; None when no barrier knob changes. Raises NotPossible."""
         turned = after.graph_capture != before.graph_capture
         recut = after.kv_block_size != before.kv_block_size
-        if not turned and not recut:
+        if not turned and not recut and after.prefix_cache == before.prefix_cache:
             return None
-        captured = None
-        if after.graph_capture == "on" and (turned or self.runner.captured is not None):
+        captured = self.runner.captured if after.graph_capture == "on" else None
+        if (turned and after.graph_capture == "on") or (recut and captured is not None):
             captured = self._capture(after.kv_block_size)
         pool = None
         if recut:
             pool = new_pool(self.config, self.runner.model, after.kv_block_size)
             pool.touch()
             self._check_room(after.kv_block_size)
-        return Swap(self, pool, captured)
+        return Swap(self, pool, captured, after.prefix_cache == "on")
 
     def upgrade(self, compiled: Compiled) -> None:
         """Takes the compiled step for the graphs, where graphs are in use."""
         with self.runtime.changing:
             if isinstance(self.runner.captured, Graphs):
                 try:
-                    self.runtime.boundary.run(Swap(self, None, compiled))
+                    caching = self.scheduler.prefixes.on
+                    self.runtime.boundary.run(Swap(self, None, compiled, caching))
                 except (NotPossible, TimeoutError) as error:
                     log.warning("%s: the compiled step is not used: %s", self.config.name, error)
 
@@ -146,20 +149,21 @@ class Barrier:
 
     def _check_room(self, block_size: int) -> None:
         """An early no, of the moment; `reblock` has the last word."""
-        allocator = self.allocator_for(block_size)
+        allocator = self.prefixes_for(block_size).allocator
         lone = -(-self.config.model_len_max // block_size)
         needed = max(lone, blocks_needed(self.runner.rows, block_size))
         if needed > allocator.blocks:
             raise self.too_small(block_size, needed, allocator.blocks)
 
-    def allocator_for(self, block_size: int) -> PagedAllocator:
-        """An empty one; what share is withheld from the pool now stays withheld."""
+    def prefixes_for(self, block_size: int) -> PrefixCache:
+        """Of a pool cut otherwise, and empty; what share is withheld now stays withheld."""
         now = self.scheduler.allocator
         total = self.config.kv_pool_tokens // block_size
         allocator = PagedAllocator(total)
         share = now.withheld_blocks / (now.blocks + now.withheld_blocks)
         allocator.withhold(round(total * share))
-        return allocator
+        allocator.evictions = now.evictions
+        return PrefixCache(allocator, block_size, ttl_s=self.config.prefix_ttl_s)
 
     @staticmethod
     def too_small(block_size: int, needed: int, blocks: int) -> NotPossible:
@@ -175,20 +179,23 @@ class Barrier:
 class Swap:
     """One exchange, prepared. Called on the step thread, between two steps.
 
-    `pool` None: the blocks stay as they are. Raises NotPossible, and all is as before.
+    `pool` None: the blocks stay as they are. `caching`: whether prefixes are; turned on or off, or
+    with other blocks, the cache is empty. Raises NotPossible, and all else is as before.
     """
 
     barrier: Barrier
     pool: KVPool | None
     captured: Captured | None
+    caching: bool
 
     def __call__(self) -> None:
         began = time.monotonic()
         barrier, runner, scheduler = self.barrier, self.barrier.runner, self.barrier.scheduler
-        before = Layout(runner.pool, scheduler.allocator, runner.rows.layout), runner.captured
+        prefixes = scheduler.prefixes
+        before = Layout(runner.pool, prefixes, runner.rows.layout), runner.captured, prefixes.on
         try:
             layout = before[0] if self.pool is None else self._moved(self.pool)
-            self._use(layout, self.captured)
+            self._use(layout, self.captured, self.caching)
             barrier.canary.prove()
         except Exception as error:
             self._use(*before)
@@ -203,19 +210,19 @@ class Swap:
 
     def _moved(self, pool: KVPool) -> Layout:
         barrier, rows = self.barrier, self.barrier.runner.rows
-        allocator = barrier.allocator_for(pool.block_size)
-        blocks = allocator.blocks
-        layout = reblock(rows, barrier.runner.pool, pool, allocator)
+        prefixes = barrier.prefixes_for(pool.block_size)
+        layout = reblock(rows, barrier.runner.pool, pool, prefixes)
         if layout is None:
             needed = blocks_needed(rows, pool.block_size)
-            raise barrier.too_small(pool.block_size, needed, blocks)
+            raise barrier.too_small(pool.block_size, needed, prefixes.allocator.blocks)
         return layout
 
-    def _use(self, layout: Layout, captured: Captured | None) -> None:
+    def _use(self, layout: Layout, captured: Captured | None, caching: bool) -> None:
         runner, scheduler = self.barrier.runner, self.barrier.scheduler
         runner.pool = layout.pool
         runner.rows.use(layout.tables)
-        scheduler.allocator = layout.allocator
+        scheduler.prefixes = layout.prefixes
+        scheduler.prefixes.turn(caching)
         runner.captured = captured
 
 

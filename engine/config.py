@@ -21,7 +21,9 @@ class EngineConfig:
     the pool for good; the knob kv_block_size only cuts it otherwise, and starts at `block_size`.
     `model`: one of MODELS, or what models/loader.py finds by its name or path; such a model also
     has a `served_model_name`, which clients and metrics see. `dtype`: what it computes in, one of
-    DTYPES. `cache`: folder of compiled decode steps; None: steps are not compiled.
+    DTYPES. `prefix_cache` is where the knob of that name starts; `prefix_ttl_s` 0: cached prefixes
+    stay until the pool needs their blocks; `prefix_warm` lists prompts to compute at the start
+    (warm.py). `cache`: folder of compiled decode steps; None: steps are not compiled.
     """
 
     name: str = "engine-0"
@@ -37,6 +39,9 @@ class EngineConfig:
     model_len_max: int = 2048
     kv_pool_blocks: int = 4096
     block_size: int = 16
+    prefix_cache: str = "off"
+    prefix_ttl_s: float = 0.0
+    prefix_warm: Path | None = None
     queue_requests_max: int = 512
     queue_tokens_max: int = 262_144
     drain_s_max: float = 10.0
@@ -55,6 +60,12 @@ class EngineConfig:
         if self.block_size not in BLOCK_SIZES:
             allowed = ", ".join(map(str, BLOCK_SIZES))
             raise ValueError(f"block_size: got {self.block_size}, allowed: {allowed} tokens")
+        if self.prefix_cache not in ("off", "on"):
+            raise ValueError(f"prefix_cache: got {self.prefix_cache!r}, allowed: off, on")
+        if self.prefix_warm and self.prefix_cache == "off":
+            raise ValueError(f"prefix_warm: got {self.prefix_warm}, allowed: with prefix_cache on")
+        if not self.prefix_ttl_s >= 0:
+            raise ValueError(f"prefix_ttl_s: got {self.prefix_ttl_s}, allowed: 0 or more seconds")
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port: got {self.port}, allowed: 0 to 65535 (0 picks a free one)")
         if not 1 <= self.model_len_max <= MODEL_LEN_MAX:

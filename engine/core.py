@@ -22,6 +22,7 @@ from engine.exec.runner import Runner
 from engine.faults import Faults
 from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
+from engine.kv.prefix import PrefixCache
 from engine.models.loader import compute_dtype, find, load
 from engine.observe import Metrics, Reading
 from engine.reconfig import RuntimeStore, Versioned
@@ -54,7 +55,7 @@ class Core:
         self.deliver = deliver
         torch.set_num_threads(config.threads)
         self.wake = threading.Event()
-        initial = RuntimeConfig(kv_block_size=config.block_size)
+        initial = RuntimeConfig(kv_block_size=config.block_size, prefix_cache=config.prefix_cache)
         self.runtime = RuntimeStore(config.state, self.wake.set, initial)
         running = self.runtime.running.config
         dtype, why = compute_dtype(config.dtype, config.model)
@@ -72,7 +73,8 @@ class Core:
         )
         self.runner = Runner(model, pool, self.rows)
         allocator = PagedAllocator(config.kv_pool_tokens // pool.block_size)
-        self.scheduler = Scheduler(self.rows, allocator, self.tokenizer)
+        prefixes = PrefixCache(allocator, pool.block_size, ttl_s=config.prefix_ttl_s)
+        self.scheduler = Scheduler(self.rows, prefixes, self.tokenizer)
         self.barrier = Barrier(config, self.runner, self.scheduler, self.runtime)
         self.runtime.prepare = self.barrier.prepare
         self.metrics = Metrics(config, self.reading)
@@ -92,6 +94,29 @@ class Core:
 
     def start(self) -> None:
         self.thread.start()
+
+    def warm(self, requests: list[Request]) -> None:
+        """Computes the prompts of these before the first step, and pins their cached blocks.
+
+        Raises ValueError where they leave no room for the longest request.
+        """
+        scheduler, allocator = self.scheduler, self.allocator
+        config = self.runtime.running.config
+        room = allocator.blocks - self.rows.tables.shape[1]
+        for request in requests:
+            self.submitted_requests += 1
+            self.submitted_tokens += request.prompt_tokens
+            scheduler.add(request)
+            while (plan := scheduler.plan(config, time.monotonic())) is not None:
+                tokens, _ = self.runner.forward(plan)
+                scheduler.commit(plan, tokens, 0.0, time.monotonic())
+            scheduler.prefixes.pin(request.chain)
+            if len(allocator.pinned) > room:
+                raise ValueError(
+                    f"prefix_warm: the first prompts up to {request.id} take "
+                    f"{len(allocator.pinned)} blocks of the pool, allowed: {room}"
+                )
+        scheduler.prefix_queries = scheduler.prefix_hits = 0
 
     def stop(self) -> None:
         """Ends the step thread; requests still in flight fail. Then sends the last spans."""
@@ -124,8 +149,11 @@ class Core:
         return Reading(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting) + len(self.inbox),
+            deferred=self.scheduler.deferred,
             kv_usage_ratio=allocator.allocated_blocks / allocator.blocks,
             kv_blocks=allocator.blocks,
+            kv_cached_blocks=allocator.cached_blocks,
+            kv_evictions=allocator.evictions,
             config_version=version.config_version,
             knobs=version.config.values(),
             captured=self.runner.captured,
@@ -167,6 +195,13 @@ class Core:
         """Takes effect before the next step; a request that has ended stays as it ended."""
         self.inbox.append((request, finish, error))
         self.wake.set()
+
+    def reset_prefix_cache(self) -> int:
+        """Between two steps; returns how many blocks were forgotten. Raises TimeoutError."""
+        forgotten: list[int] = []
+        with self.runtime.changing:
+            self.runtime.boundary.run(lambda: forgotten.append(self.scheduler.prefixes.flush()))
+        return forgotten[0]
 
     def pause(self, paused: bool) -> None:
         """Paused, running requests finish and the queue keeps; nothing new is started."""
@@ -229,6 +264,8 @@ class Core:
         outcome = self.scheduler.commit(plan, tokens, began, now)
         self.metrics.step(plan, outcome, began, now)
         self.metrics.preemptions = self.scheduler.preemptions
+        self.metrics.prefix_queries = self.scheduler.prefix_queries
+        self.metrics.prefix_hits = self.scheduler.prefix_hits
         self.metrics.near_ties = self.runner.near_ties
         self.metrics.graph_steps = self.runner.steps
         self.metrics.graph_misses = self.runner.misses

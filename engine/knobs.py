@@ -140,6 +140,14 @@ KNOBS: dict[str, Knob] = {
             help="Run steps compiled, or replayed from a captured graph, instead of op by op.",
             apply_class="barrier",
         ),
+        Knob(
+            name="prefix_cache",
+            unit="",
+            default="off",
+            ladder=("off", "on"),
+            help="Begin a request with the KV blocks of others that began with the same tokens.",
+            apply_class="barrier",
+        ),
     )
 }
 
@@ -155,6 +163,7 @@ class RuntimeConfig:
     shed_below_priority: int = 0
     kv_block_size: int = 16
     graph_capture: str = "on"
+    prefix_cache: str = "off"
 
     def replaced(self, values: Mapping[str, Any]) -> RuntimeConfig:
         """A copy with `values` taken over; raises UnknownKnob or OutOfBounds, changes nothing."""

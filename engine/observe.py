@@ -84,8 +84,11 @@ class Reading:
 
     running: int
     waiting: int
+    deferred: int
     kv_usage_ratio: float
     kv_blocks: int
+    kv_cached_blocks: int
+    kv_evictions: int
     config_version: int
     knobs: dict[str, Value]
     captured: Captured | None
@@ -107,6 +110,9 @@ class Metrics:
         self.succeeded = {reason: 0 for reason in Finish if reason is not Finish.ERROR}
         self.failed = 0
         self.preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.prompt_cached_tokens = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.step_prefill_tokens = 0
@@ -132,6 +138,7 @@ class Metrics:
         self.request_generation = Histogram(tokens)
         self.request_max_tokens = Histogram(tokens)
         self.request_preemptions = Histogram(PREEMPTIONS)
+        self.request_computed = Histogram(tokens)
         self.iteration_tokens = Histogram(STEP_TOKENS)
         self.step_seconds = {phase: Histogram(STEP_S) for phase in ("decode", "mixed")}
         self.registry = CollectorRegistry()
@@ -153,6 +160,7 @@ class Metrics:
         self.inter_token.observe(outcome.gaps_s)
         for request in outcome.first:
             self.prompt_tokens += request.prompt_tokens
+            self.prompt_cached_tokens += request.cached_tokens
             self.time_to_first_token.add(now - request.arrived)
 
     def finished(self, request: Request) -> None:
@@ -171,6 +179,7 @@ class Metrics:
         self.inference.add(request.prefill_s + request.decode_s)
         self.time_per_output_token.add(request.time_per_output_token_s)
         self.request_prompt.add(request.prompt_tokens)
+        self.request_computed.add(request.prompt_tokens - request.cached_tokens)
         self.request_generation.add(request.generated)
         self.request_max_tokens.add(request.max_tokens)
         self.request_preemptions.add(request.preemptions)
@@ -198,6 +207,11 @@ class Metrics:
             ("vllm:num_requests_waiting", reading.waiting, "Requests waiting to be run."),
             ("vllm:kv_cache_usage_perc", reading.kv_usage_ratio, "KV cache usage; 1 is full."),
             ("engine:kv_blocks", reading.kv_blocks, "Blocks of the KV pool."),
+            (
+                "engine:kv_cached_blocks",
+                reading.kv_cached_blocks,
+                "Blocks of the KV pool that only the prefix cache holds; not in use.",
+            ),
             ("engine:graph_capture_ready", int(reading.captured is not None), "1: steps replay."),
             (
                 "engine:graph_capture_seconds",
@@ -208,6 +222,12 @@ class Metrics:
             ("engine:config_version", reading.config_version, "Version of the running config."),
         ):
             yield gauge(name, text, [(labels, value)])
+        reasons = {"capacity": reading.waiting - reading.deferred, "deferred": reading.deferred}
+        yield gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests waiting: for their turn; deferred, for a prefix that is being computed.",
+            [({**labels, "reason": k}, v) for k, v in reasons.items()],
+        )
         yield gauge(
             "engine:knob",
             "Running value of a knob, in the knob's unit; off is 0, on is 1.",
@@ -219,16 +239,21 @@ class Metrics:
             "num_gpu_blocks": str(reading.kv_blocks),
             "kv_cache_size_tokens": str(reading.kv_blocks * size),
             "cache_dtype": "float32",
-            "enable_prefix_caching": "False",
+            "enable_prefix_caching": str(reading.knobs["prefix_cache"] == "on"),
         }
         yield gauge("vllm:cache_config_info", "The KV cache.", [({**labels, **info}, 1)])
 
     def _counters(self) -> Iterator[Metric]:
         labels, reading = self.labels, self.read()
         dropped, rollbacks = reading.spans_dropped, reading.rollbacks
+        cached = self.prompt_cached_tokens
         for name, value, text in (
             ("vllm:num_preemptions", self.preemptions, "Preemptions (KV computed again later)."),
             ("vllm:prompt_tokens", self.prompt_tokens, "Prompt tokens of requests prefilled."),
+            ("vllm:prompt_tokens_cached", cached, "Of these, found in the prefix cache."),
+            ("vllm:prefix_cache_queries", self.prefix_queries, "Tokens looked up in it."),
+            ("vllm:prefix_cache_hits", self.prefix_hits, "Of these, found."),
+            ("engine:prefix_evictions", reading.kv_evictions, "Cached blocks the pool needed."),
             ("vllm:generation_tokens", self.generation_tokens, "Tokens generated."),
             ("engine:requests_failed", self.failed, "Requests the engine could not finish."),
             ("engine:steps", self.steps, "Steps run."),
@@ -243,6 +268,12 @@ class Metrics:
             ("engine:spans_dropped", dropped, "Requests whose spans were not delivered."),
         ):
             yield counter(name, text, [(labels, value)])
+        sources = {"local_compute": self.prompt_tokens - cached, "local_cache_hit": cached}
+        yield counter(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens of requests prefilled, by where their KV came from.",
+            [({**labels, "source": k}, v) for k, v in sources.items()],
+        )
         for name, counts, text in (
             ("engine:requests_received", self.received, "Well-formed requests that arrived."),
             ("engine:requests_shed", self.shed, "Requests turned away for their priority."),
@@ -290,6 +321,11 @@ class Metrics:
             ("vllm:request_prefill_time_seconds", "First step to first token.", self.prefill),
             ("vllm:request_decode_time_seconds", "First token to last.", self.decode),
             ("vllm:request_prompt_tokens", "Prompt tokens of a request.", self.request_prompt),
+            (
+                "vllm:request_prefill_kv_computed_tokens",
+                "Prompt tokens of a request that were not found in the prefix cache.",
+                self.request_computed,
+            ),
             ("vllm:request_generation_tokens", "Tokens generated.", self.request_generation),
             ("vllm:request_params_max_tokens", "max_tokens asked.", self.request_max_tokens),
             ("vllm:request_num_preemptions", "Preemptions.", self.request_preemptions),

@@ -20,6 +20,7 @@ STOPS_MAX = 4
 STOP_BYTES_MAX = 64
 MESSAGES_MAX = 1024
 REQUEST_ID_CHARS_MAX = 128
+CACHE_SALT_CHARS_MAX = 128
 MAX_TOKENS_DEFAULT = 16
 
 # Asking for the value at which these do nothing is allowed; anything else is not supported.
@@ -131,6 +132,7 @@ def parse(
         generator=generator,
         parent=parent,
         priority=priority_of(priority),
+        salt=cache_salt(body),
     )
     return Call(request, chat, flag(body, "stream"), flag(options, "include_usage"))
 
@@ -145,6 +147,16 @@ def priority_of(header: str) -> int:
     if word in ("0", "1", "2", "3"):
         return int(word)
     raise bad("x-priority", f"got {header!r}, allowed: 0 to 3, {', '.join(PRIORITIES)}")
+
+
+def cache_salt(body: dict[str, Any]) -> str:
+    """Requests of one salt share cached prefixes; "" is the salt of those that name none."""
+    value = body.get("cache_salt")
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not 1 <= len(value) <= CACHE_SALT_CHARS_MAX:
+        raise bad("cache_salt", f"want a text of 1 to {CACHE_SALT_CHARS_MAX} characters")
+    return value
 
 
 def prompt_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
@@ -284,12 +296,13 @@ class Writer:
             usage = f'{head}"choices": [], "usage": {json.dumps(self.usage())}}}\n\n'
         return usage + "data: [DONE]\n\n"
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         request = self.call.request
         return {
             "prompt_tokens": request.prompt_tokens,
             "completion_tokens": request.generated,
             "total_tokens": request.prompt_tokens + request.generated,
+            "prompt_tokens_details": {"cached_tokens": request.cached_tokens},
         }
 
     def whole(self, tokens: list[int]) -> dict[str, Any]:

@@ -154,6 +154,7 @@ class App:
             "/v1/faults": {"POST": self.faults},
             "/pause": {"POST": self.pause},
             "/resume": {"POST": self.resume},
+            "/reset_prefix_cache": {"POST": self.reset_prefix_cache},
         }
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -301,6 +302,14 @@ class App:
     async def resume(self, call: Call) -> None:
         self.core.pause(False)
         await call.answer({"paused": False, "waiting": self.core.waiting})
+
+    async def reset_prefix_cache(self, call: Call) -> None:
+        """Forgets every cached prefix; running requests keep the blocks they have."""
+        try:
+            forgotten = await asyncio.to_thread(self.core.reset_prefix_cache)
+        except TimeoutError as error:
+            raise ApiError(500, "not_taken", str(error)) from None
+        await call.answer({"forgotten_blocks": forgotten})
 
     async def faults(self, call: Call) -> None:
         """Breaks something on purpose, or mends it all; closed unless the engine has a token."""

@@ -126,6 +126,7 @@ class Tracing:
                 "gen_ai.request.max_tokens": request.max_tokens,
                 "gen_ai.response.model": self.model_name,
                 "gen_ai.usage.prompt_tokens": request.prompt_tokens,
+                "gen_ai.usage.cache_read.input_tokens": request.cached_tokens,
                 "gen_ai.usage.completion_tokens": request.generated,
                 "gen_ai.response.finish_reasons": [str(request.finish)],
                 "trimtab.config_version": request.config_version,

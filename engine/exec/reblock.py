@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from engine.exec.rows import Rows, Tables
-from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import KVPool
+from engine.kv.prefix import PrefixCache
 
 
 @dataclass(frozen=True)
@@ -17,33 +17,59 @@ class Layout:
     """The pool, who owns its blocks, and where each sequence stands in it: they go together."""
 
     pool: KVPool
-    allocator: PagedAllocator
+    prefixes: PrefixCache
     tables: Tables
 
 
 def blocks_needed(rows: Rows, block_size: int) -> int:
     """Blocks of that size for all KV computed so far."""
-    computed = rows.computed[rows.owned > 0]
-    return int((-(-computed // block_size)).sum())
+    taken = np.flatnonzero(rows.owned)
+    full = [full_blocks(rows, row, block_size) for row in taken.tolist()]
+    begun = np.count_nonzero(rows.computed[taken] % block_size)
+    return len(np.unique(np.concatenate(full))) + int(begun) if full else 0
+
+
+def full_blocks(rows: Rows, row: int, block_size: int) -> np.ndarray:
+    """A number (int64) for each full block of that size: equal where sequences can share it.
+
+    They can where its last token stands in one block now: a shared block is full, and is shared
+    for what it and all before it hold.
+    """
+    which = np.arange(int(rows.computed[row]) // block_size)
+    last = ((which + 1) * block_size - 1) // rows.block_size
+    numbers: np.ndarray = rows.tables[row, last] * rows.tokens.shape[1] + which
+    return numbers
 
 
 @torch.inference_mode()
-def reblock(rows: Rows, pool: KVPool, to: KVPool, allocator: PagedAllocator) -> Layout | None:
-    """The same sequences in the empty pool `to`, blocks from `allocator`; changes nothing else.
+def reblock(rows: Rows, pool: KVPool, to: KVPool, prefixes: PrefixCache) -> Layout | None:
+    """The same sequences in the empty pool `to`, blocks from `prefixes`; changes nothing else.
 
-    None when they do not fit: larger blocks waste more of their last one.
+    What they share they share there too. None when they do not fit: larger blocks waste more of
+    their last one, and share less.
     """
     model_len_max = rows.tokens.shape[1]
     size = to.block_size
     tables = Tables.empty(rows=len(rows.owned), model_len_max=model_len_max, block_size=size)
     sources, targets = [], []
+    moved: dict[int, int] = {}
     for row in np.flatnonzero(rows.owned).tolist():
         position = np.arange(rows.computed[row])
-        blocks = allocator.allocate(-(-len(position) // size))
-        if blocks is None:
+        numbers = full_blocks(rows, row, size).tolist()
+        shared = [number in moved for number in numbers]
+        count = -(-len(position) // size)
+        fresh = prefixes.allocator.allocate(count - sum(shared))
+        if fresh is None:
             return None
-        tables.tables[row, : len(blocks)] = blocks
-        tables.owned[row] = len(blocks)
+        ahead = iter(fresh)
+        for number, known in zip(numbers, shared, strict=True):
+            if known:
+                prefixes.allocator.share([moved[number]])
+            else:
+                moved[number] = next(ahead)
+        tables.tables[row, :count] = [*(moved[number] for number in numbers), *ahead]
+        tables.owned[row] = count
+        position = position[~np.repeat([*shared, False], size)[: len(position)]]
         sources.append(slots(rows.layout, row, position))
         targets.append(slots(tables, row, position))
     if sources:
@@ -51,7 +77,7 @@ def reblock(rows: Rows, pool: KVPool, to: KVPool, allocator: PagedAllocator) -> 
         pool.move(to, torch.from_numpy(source), torch.from_numpy(target))
         # One sequence stands for all: they went the same way.
         assert pool.same(to, torch.from_numpy(sources[-1]), torch.from_numpy(targets[-1]))
-    return Layout(to, allocator, tables)
+    return Layout(to, prefixes, tables)
 
 
 def slots(layout: Tables, row: int, position: np.ndarray) -> np.ndarray:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.kv.prefix import Chain
+
 
 class Finish(StrEnum):
     """How a request ended; the first three are vLLM's `finished_reason`."""
@@ -27,7 +29,9 @@ class Request:
     """Times are monotonic seconds, 0.0 while it has not happened. `row` is -1 while it waits.
 
     `tokens` (int64) is the prompt, and after a preemption also what was generated before it.
-    `stream` is where its tokens go; the scheduler never looks into it.
+    `salt` sets its cached KV apart from that of other salts; `chain` is its place in the prefix
+    cache, `cached_tokens` how many of its prompt it found there. `stream` is where its tokens go;
+    the scheduler never looks into it.
     """
 
     id: str
@@ -41,9 +45,12 @@ class Request:
     stream: Any = None
     parent: str = ""
     priority: int = NORMAL
+    salt: str = ""
     prompt_tokens: int = field(init=False)
     limit: int = field(init=False)
     row: int = -1
+    chain: Chain | None = None
+    cached_tokens: int = 0
     generated: int = 0
     preemptions: int = 0
     chunks: list[tuple[float, float, int]] = field(default_factory=list)  # began, ended, tokens

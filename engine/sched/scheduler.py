@@ -16,8 +16,11 @@ import numpy as np
 from engine.exec.rows import Rows
 from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import PagedAllocator
+from engine.kv.prefix import PrefixCache
 from engine.models.tokenizer import ByteTokenizer, Tokenizer
 from engine.sched.request import Finish, Request
+
+DEFERRED_REQUESTS_MAX = 32  # that wait for a prefix while those behind them are admitted
 
 
 @dataclass
@@ -64,11 +67,11 @@ class Scheduler:
     """`waiting` is first come first served; `running` is in order of admission."""
 
     def __init__(
-        self, rows: Rows, allocator: PagedAllocator, tokenizer: Tokenizer | None = None
+        self, rows: Rows, prefixes: PrefixCache, tokenizer: Tokenizer | None = None
     ) -> None:
         """`tokenizer` says what ends an answer; None: the built-in models'."""
         self.rows = rows
-        self.allocator = allocator
+        self.prefixes = prefixes
         tokenizer = tokenizer or ByteTokenizer()
         self.pieces = tokenizer.pieces
         self.ends = np.zeros(len(self.pieces), bool)
@@ -79,6 +82,13 @@ class Scheduler:
         self.preemptions = 0
         self.left_requests = 0  # of those ever added, how many no longer wait for the first time
         self.left_tokens = 0
+        self.prefix_queries = 0  # prompt tokens looked up, and of them found
+        self.prefix_hits = 0
+        self.deferred = 0  # requests that wait for a prefix, of those that wait
+
+    @property
+    def allocator(self) -> PagedAllocator:
+        return self.prefixes.allocator
 
     def add(self, request: Request) -> None:
         assert request.limit <= self.rows.tokens.shape[1]
@@ -101,6 +111,7 @@ class Scheduler:
         """The next step, or None when there is nothing to run."""
         budget = config.max_num_batched_tokens
         preemptions = self.preemptions
+        self.deferred = 0
         known, computed = self.rows.known, self.rows.computed
         running = np.array([request.row for request in self.running], np.int64)
         missing = known[running] - computed[running]
@@ -134,6 +145,7 @@ class Scheduler:
         for chunk in plan.chunks:
             rows.computed[chunk.row] += chunk.count
             chunk.request.chunks.append((began, now, chunk.count))
+            self._keep(chunk.request)
         requests = plan.sampled
         last = [chunk.row for chunk in plan.chunks if chunk.last]
         sampled = np.concatenate([plan.rows, np.array(last, np.int64)]) if last else plan.rows
@@ -178,6 +190,7 @@ class Scheduler:
             raise NotPossible(
                 "does_not_fit", "", f"half of {blocks} blocks would not hold one sequence of {one}"
             )
+        self.allocator.unpin()
         while not self.allocator.withhold(blocks // 2):
             self._preempt(self.running[-1])
 
@@ -193,19 +206,41 @@ class Scheduler:
             self.left_tokens += request.prompt_tokens
 
     def _release(self, request: Request) -> None:
-        self.allocator.release(self.rows.close(request.row))
+        self._keep(request)
+        self.prefixes.release(request.chain, self.rows.close(request.row))
         request.row = -1
 
+    def _keep(self, request: Request) -> None:
+        """What of it is in full blocks can begin others from now on."""
+        rows, row = self.rows, request.row
+        computed = int(rows.computed[row])
+        self.prefixes.keep(request.chain, rows.tokens[row], rows.tables[row], computed)
+
     def _admit(self, config: RuntimeConfig, budget: int, chunks: list[Chunk], now: float) -> None:
-        """Moves waiting requests into the batch while requests, tokens and blocks allow it."""
-        while self.waiting and budget > 0 and len(self.running) < config.max_num_seqs:
-            request = self.waiting[0]
-            count = min(len(request.tokens), budget, config.prefill_chunk_tokens)
-            needed = -(-count // self.rows.block_size)
+        """Moves waiting requests into the batch while requests, tokens and blocks allow it.
+
+        Those that begin as one that is being computed wait for it, and let others pass (single
+        flight): it runs, and with its end, or its preemption, they go on by themselves.
+        """
+        while (
+            self.deferred < min(len(self.waiting), DEFERRED_REQUESTS_MAX)
+            and budget > 0
+            and len(self.running) < config.max_num_seqs
+        ):
+            request = self.waiting[self.deferred]
+            request.chain = self.prefixes.chain(request.chain, request.tokens, request.salt)
+            found = self.prefixes.find(request.chain)
+            if self.prefixes.awaited(request.chain, len(found)):
+                self.deferred += 1
+                continue
+            start = len(found) * self.rows.block_size
+            count = min(len(request.tokens) - start, budget, config.prefill_chunk_tokens)
+            needed = -(-(start + count) // self.rows.block_size)
+            needed -= sum(self.allocator.references(block) > 0 for block in found)
             # Room for one more block each, so that admitting does not preempt in the next step.
-            if self.running and needed + len(self.running) > self.allocator.free_blocks:
+            if self.running and needed + len(self.running) > self.allocator.available_blocks:
                 break
-            self.waiting.popleft()
+            del self.waiting[self.deferred]
             self._leave_queue(request)
             request.row = self.rows.open(
                 request.tokens,
@@ -215,11 +250,23 @@ class Scheduler:
                 begun=bool(request.first_token),
             )
             self.running.append(request)
+            self._begin_with(request, found)
             request.scheduled = request.scheduled or now
             chunk = self._next_chunk(request, count)
             assert chunk is not None
             chunks.append(chunk)
             budget -= chunk.count
+
+    def _begin_with(self, request: Request, found: list[int]) -> None:
+        """Its first blocks are these, computed by others before."""
+        row, tokens = request.row, len(found) * self.rows.block_size
+        self.prefixes.take(request.chain, found)
+        self.rows.append_blocks(row, found)
+        self.rows.computed[row] = tokens
+        if request.chain is not None and not request.scheduled:
+            request.cached_tokens = tokens
+            self.prefix_queries += request.prompt_tokens
+            self.prefix_hits += tokens
 
     def _next_chunk(self, request: Request, tokens_max: int) -> Chunk | None:
         """The next chunk with its blocks; None when the request itself had to be preempted."""

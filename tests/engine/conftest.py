@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 with warnings.catch_warnings():
     # torch warns about a package that is installed beside it; that is not ours to fail on.
@@ -25,11 +27,18 @@ from engine.exec.runner import Runner
 from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import KVPool
+from engine.kv.prefix import PrefixCache
 from engine.models.llama import SHAPES, Llama
 from engine.models.tokenizer import Tokenizer
 from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
 
+CONFIGS = st.builds(
+    RuntimeConfig,
+    max_num_seqs=st.integers(1, 16),
+    max_num_batched_tokens=st.integers(64, 1024),
+    prefill_chunk_tokens=st.integers(32, 256),
+)
 ROOT = Path(__file__).parents[2]
 START_S_MAX = 60
 
@@ -61,6 +70,7 @@ class Bench:
         tokens: dict[str, list[int]] = {request.id: [] for request in requests}
         logits: dict[str, list[torch.Tensor]] = {request.id: [] for request in requests}
         while (plan := self.scheduler.plan(config, 1.0)) is not None:
+            conserved(self.scheduler)
             sampled, rows = self.runner.forward(plan)
             outcome = self.scheduler.commit(plan, sampled, 1.0, 2.0)
             for request, token, row in zip(outcome.requests, outcome.tokens, rows, strict=True):
@@ -72,6 +82,19 @@ class Bench:
         return tokens, logits
 
 
+def conserved(scheduler: Scheduler) -> None:
+    """Every block is in one of three states, and is referred to as often as the tables say."""
+    allocator, rows = scheduler.allocator, scheduler.rows
+    taken = allocator.allocated_blocks
+    assert taken + allocator.free_blocks + allocator.cached_blocks == allocator.blocks
+    owned = [
+        block for row in range(len(rows.owned)) for block in rows.tables[row, : rows.owned[row]]
+    ]
+    counts = Counter(map(int, owned))
+    assert len(counts) == taken
+    assert all(allocator.references(block) == count for block, count in counts.items())
+
+
 def bench(
     model: Llama,
     *,
@@ -79,6 +102,7 @@ def bench(
     block_size: int = 16,
     graphs: Graphs | None = None,
     words: Tokenizer | None = None,
+    caching: bool = False,
 ) -> Bench:
     shape = model.shape
     rows = Rows(rows=64, model_len_max=512, block_size=block_size)
@@ -92,7 +116,8 @@ def bench(
     )
     runner = Runner(model, pool, rows)
     runner.captured = graphs
-    return Bench(Scheduler(rows, PagedAllocator(blocks), words), runner)
+    prefixes = PrefixCache(PagedAllocator(blocks), block_size, on=caching)
+    return Bench(Scheduler(rows, prefixes, words), runner)
 
 
 def request(name: str, tokens: np.ndarray | list[int], max_tokens: int) -> Request:
@@ -103,6 +128,16 @@ def request(name: str, tokens: np.ndarray | list[int], max_tokens: int) -> Reque
         arrived=0.5,
         ignore_eos=True,
     )
+
+
+def as_dense(model: Llama, one: Request, tokens: list[int], logits: list[torch.Tensor]) -> None:
+    """What was served of a request that ended is what the dense reference says."""
+    prompt = one.tokens[: one.prompt_tokens]
+    assert len(tokens) == one.max_tokens
+    dense = model.dense(torch.from_numpy(np.concatenate([prompt, tokens])))
+    expected = dense[one.prompt_tokens - 1 : -1]
+    assert (torch.stack(logits) - expected).abs().max().item() <= 1e-5
+    assert tokens == expected.argmax(dim=1).tolist()
 
 
 class EngineProcess:

@@ -17,6 +17,7 @@ from engine.exec.rows import Rows
 from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import KVPool
+from engine.kv.prefix import PrefixCache
 from engine.models.llama import Llama
 from engine.sched.request import Finish, Request
 from engine.sched.scheduler import Outcome
@@ -209,14 +210,66 @@ def test_reblocking_keeps_every_token_of_every_sequence(size: int) -> None:
         rows.append_blocks(row, blocks)
         rows.computed[row] = length
     new = KVPool(layers=2, kv_heads=2, head_dim=4, blocks=100, block_size=size)
-    layout = reblock(rows, old, new, PagedAllocator(100))
+    layout = reblock(rows, old, new, PrefixCache(PagedAllocator(100), size))
     assert layout is not None
-    assert layout.allocator.allocated_blocks == blocks_needed(rows, size)
+    assert layout.prefixes.allocator.allocated_blocks == blocks_needed(rows, size)
     before = dense(old, rows)
     rows.use(layout.tables)
     after = dense(new, rows)
     assert all(torch.equal(before[row], after[row]) for row in before)
-    assert reblock(rows, new, old, PagedAllocator(3)) is None
+    assert reblock(rows, new, old, PrefixCache(PagedAllocator(3), 16)) is None
+
+
+@pytest.mark.parametrize("size", BLOCK_SIZES)
+def test_what_sequences_share_they_share_in_blocks_of_another_size(size: int) -> None:
+    """Four blocks of 16 are shared by three, of which one has computed nothing else."""
+    rows = Rows(rows=8, model_len_max=300, block_size=16)
+    old = KVPool(layers=1, kv_heads=2, head_dim=4, blocks=100, block_size=16)
+    for tensor in (*old.keys, *old.values):
+        tensor.normal_()
+    allocator = PagedAllocator(100)
+    shared = allocator.allocate(4)
+    assert shared is not None
+    for length in (150, 64, 70):
+        row = rows.open(np.zeros(length, np.int64), 300, ignore_eos=True, has_stop=False,
+                        begun=False)  # fmt: skip
+        own = allocator.allocate(-(-length // 16) - 4)
+        assert own is not None
+        rows.append_blocks(row, [*shared, *own])
+        rows.computed[row] = length
+    new = KVPool(layers=1, kv_heads=2, head_dim=4, blocks=100, block_size=size)
+    layout = reblock(rows, old, new, PrefixCache(PagedAllocator(100), size))
+    assert layout is not None
+    assert layout.prefixes.allocator.allocated_blocks == blocks_needed(rows, size)
+    alone = sum(-(-length // size) for length in (150, 64, 70))
+    assert blocks_needed(rows, size) == alone - 2 * (64 // size)
+    before = dense(old, rows)
+    rows.use(layout.tables)
+    after = dense(new, rows)
+    assert all(torch.equal(before[row], after[row]) for row in before)
+
+
+def test_the_cache_is_turned_on_and_off_and_recut_and_no_token_changes(model: Llama) -> None:
+    begin = prompts(3)[0]
+    asked = [request(str(i), [*begin, *begin, i], 60) for i in range(12)]
+    expected, _ = bench(model).generate(
+        [request(str(i), [*begin, *begin, i], 60) for i in range(12)], RuntimeConfig()
+    )
+    subject = Served(EngineConfig(model_len_max=512, kv_pool_blocks=256, prefix_cache="on"))
+    try:
+        for i, (size, caching) in enumerate(((64, "on"), (8, "on"), (8, "off"), (32, "on"))):
+            subject.submit(asked[3 * i : 3 * i + 3])
+            subject.wait(tokens=180 * i + 30)
+            subject.change(kv_block_size=size, prefix_cache=caching)
+            assert subject.core.scheduler.prefixes.on is (caching == "on")
+            assert subject.core.scheduler.prefixes.block_size == size
+        subject.wait(ended=12)
+        assert subject.core.allocator.allocated_blocks == 0
+        assert subject.core.scheduler.prefix_hits > 0
+        assert subject.core.barrier.rollbacks == 0
+    finally:
+        subject.core.stop()
+    assert subject.tokens == expected
 
 
 def dense(pool: KVPool, rows: Rows) -> dict[int, torch.Tensor]:

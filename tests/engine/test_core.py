@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from engine import warm
 from engine.config import EngineConfig
 from engine.core import Core, Rejected
 from engine.exec.runner import Runner
+from engine.models.tokenizer import ByteTokenizer
 from engine.sched.request import Finish, Request
 from engine.sched.scheduler import Outcome, Plan
 from tests.engine.conftest import request
@@ -111,3 +115,45 @@ def test_a_request_cancelled_before_it_is_taken_in_is_aborted(served: tuple[Core
     assert ends.wait(1)[0].finish is Finish.ABORT
     assert core.in_flight == 0
     assert core.metrics.succeeded[Finish.ABORT] == 1
+
+
+def test_a_hot_list_is_computed_and_pinned_before_the_first_request(tmp_path: Path) -> None:
+    hot = tmp_path / "hot.jsonl"
+    body = {"prompt": [66] * 96, "cache_salt": "a", "max_tokens": 500}
+    hot.write_text(json.dumps(body) + "\n\n" + json.dumps({"prompt": "another " * 9}) + "\n")
+    ends = Ends()
+    config = EngineConfig(prefix_cache="on", prefix_warm=hot, kv_pool_blocks=140)
+    core = Core(config, ends)
+    try:
+        core.warm(warm.read(hot, config, core.tokenizer))
+        assert (core.waiting, core.in_flight, len(core.allocator.pinned)) == (0, 0, 6 + 4)
+        core.start()
+        one = request("one", [66] * 96 + [67], 1)
+        one.salt = "a"
+        core.submit(one)
+        assert ends.wait(1)[0].cached_tokens == 96
+        assert core.reading().kv_cached_blocks >= 10
+    finally:
+        core.stop()
+
+
+def test_a_hot_list_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
+    hot = tmp_path / "hot.jsonl"
+    config = EngineConfig(prefix_cache="on", prefix_warm=hot, kv_pool_blocks=130)
+    for text, words in (
+        ("{", r"hot\.jsonl, prompt 1: Expecting"),
+        ("[1]", r"hot\.jsonl, prompt 1: cannot convert"),
+        ('{"prompt": ""}\n{"prompt": 7}', r"hot\.jsonl, prompt 2: prompt: want one text"),
+        ('{"prompt": "a"}\n' * 257, r"hot\.jsonl: got 257 prompts, allowed: 256"),
+    ):
+        hot.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            warm.read(hot, config, ByteTokenizer())
+    core = Core(config, Ends())
+    core.start()
+    core.stop()
+    hot.write_text(json.dumps({"prompt": [66] * 96}))
+    with pytest.raises(ValueError, match=r"prefix_warm: .* take 6 blocks of the pool, allowed: 2"):
+        core.warm(warm.read(hot, config, core.tokenizer))
+    with pytest.raises(ValueError, match="allowed: with prefix_cache on"):
+        EngineConfig(prefix_warm=hot)

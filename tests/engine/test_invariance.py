@@ -12,9 +12,7 @@ from engine.exec.capture import Graphs
 from engine.exec.step import splits
 from engine.knobs import RuntimeConfig
 from engine.models.llama import SHAPES, Llama
-from tests.engine.conftest import bench, request
-
-TOLERANCE = 1e-5
+from tests.engine.conftest import CONFIGS, as_dense, bench, request
 
 
 def prompts(seed: int, count: int) -> list[np.ndarray]:
@@ -31,12 +29,7 @@ def alone(model: Llama, prompt: np.ndarray, max_tokens: int) -> list[int]:
 @given(
     seed=st.integers(0, 10_000),
     count=st.integers(1, 14),
-    config=st.builds(
-        RuntimeConfig,
-        max_num_seqs=st.integers(1, 16),
-        max_num_batched_tokens=st.integers(64, 1024),
-        prefill_chunk_tokens=st.integers(32, 256),
-    ),
+    config=CONFIGS,
     blocks=st.sampled_from([32, 64, 512]),
     captured=st.booleans(),
 )
@@ -53,13 +46,7 @@ def test_any_batch_and_chunking_gives_the_tokens_and_logits_of_the_dense_referen
     subject = bench(model, blocks=blocks, graphs=graphs if captured else None)
     tokens, logits = subject.generate(asked, config)
     for one in asked:
-        assert len(tokens[one.id]) == one.max_tokens
-        start = one.prompt_tokens
-        prompt = one.tokens[:start]
-        dense = model.dense(torch.from_numpy(np.concatenate([prompt, tokens[one.id]])))
-        expected = dense[start - 1 : -1]
-        assert (torch.stack(logits[one.id]) - expected).abs().max().item() <= TOLERANCE
-        assert tokens[one.id] == expected.argmax(dim=1).tolist()
+        as_dense(model, one, tokens[one.id], logits[one.id])
 
 
 @pytest.mark.parametrize("captured", [False, True])

@@ -30,6 +30,12 @@ VLLM = {
     "vllm:request_num_preemptions": "histogram",
     "vllm:iteration_tokens_total": "histogram",
     "vllm:cache_config_info": "gauge",
+    "vllm:num_requests_waiting_by_reason": "gauge",
+    "vllm:prefix_cache_queries": "counter",
+    "vllm:prefix_cache_hits": "counter",
+    "vllm:prompt_tokens_cached": "counter",
+    "vllm:prompt_tokens_by_source": "counter",
+    "vllm:request_prefill_kv_computed_tokens": "histogram",
 }
 OURS = {
     "engine:config_version": "gauge",
@@ -45,6 +51,8 @@ OURS = {
     "engine:config_rollbacks": "counter",
     "engine:config_swap_seconds": "gauge",
     "engine:kv_blocks": "gauge",
+    "engine:kv_cached_blocks": "gauge",
+    "engine:prefix_evictions": "counter",
     "engine:graph_capture_ready": "gauge",
     "engine:graph_capture_seconds": "gauge",
     "engine:graph_steps": "counter",
@@ -59,10 +67,18 @@ def metrics() -> Metrics:
     reading = Reading(
         running=3,
         waiting=5,
+        deferred=2,
         kv_usage_ratio=0.25,
         kv_blocks=2048,
+        kv_cached_blocks=10,
+        kv_evictions=4,
         config_version=7,
-        knobs={"max_num_seqs": 32, "kv_block_size": 32, "graph_capture": "on"},
+        knobs={
+            "max_num_seqs": 32,
+            "kv_block_size": 32,
+            "graph_capture": "on",
+            "prefix_cache": "on",
+        },
         captured=None,
         rollbacks=0,
         swap_s=0.004,
@@ -79,6 +95,10 @@ def test_the_exposition_has_vllms_names_types_and_labels() -> None:
             assert sample.labels["model_name"] == "llama-1.3m"
             assert sample.labels["engine"] == "engine-0"
     assert families["vllm:num_requests_waiting"].samples[0].value == 5
+    by_reason = families["vllm:num_requests_waiting_by_reason"].samples
+    assert {s.labels["reason"]: s.value for s in by_reason} == {"capacity": 3, "deferred": 2}
+    (info,) = families["vllm:cache_config_info"].samples
+    assert info.labels["enable_prefix_caching"] == "True"
     ttft = families["vllm:time_to_first_token_seconds"].samples
     assert [s.labels["le"] for s in ttft if s.name.endswith("_bucket")][:3] == [
         "0.001",

@@ -125,6 +125,7 @@ def test_defaults_and_ladders_lie_within_the_bounds() -> None:
         "shed_below_priority": 0,
         "kv_block_size": 16,
         "graph_capture": "on",
+        "prefix_cache": "off",
     }
     for knob in KNOBS.values():
         assert [knob.check(value) for value in knob.ladder] == sorted(knob.ladder)  # type: ignore[type-var]

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from engine.exec.rows import Rows
 from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
+from engine.kv.prefix import PrefixCache
 from engine.models.tokenizer import EOS
 from engine.sched.request import Finish, Request
 from engine.sched.scheduler import Outcome, Plan, Scheduler
 from tests.engine.conftest import request
 
 
-def scheduler(blocks: int = 512) -> Scheduler:
-    return Scheduler(Rows(rows=64, model_len_max=512, block_size=16), PagedAllocator(blocks))
+def scheduler(blocks: int = 512, caching: bool = False) -> Scheduler:
+    rows = Rows(rows=64, model_len_max=512, block_size=16)
+    return Scheduler(rows, PrefixCache(PagedAllocator(blocks), 16, on=caching))
 
 
 def step(

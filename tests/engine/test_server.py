@@ -75,6 +75,7 @@ def test_a_streamed_answer_has_the_text_and_the_usage_of_the_whole_one(
     assert parts[-2]["choices"][0]["finish_reason"] == "length"
     assert parts[-1]["choices"] == []
     usage = {"prompt_tokens": 17, "completion_tokens": 40, "total_tokens": 57}
+    usage |= {"prompt_tokens_details": {"cached_tokens": 0}}
     assert parts[-1]["usage"] == whole["usage"] == usage
 
 
@@ -219,6 +220,37 @@ def change(url: str, **values: Any) -> httpx.Response:
     return httpx.patch(url, json=values, headers={"If-Match": etag}, timeout=30)
 
 
+def test_a_cached_prefix_is_told_counted_kept_apart_by_salt_and_forgotten() -> None:
+    engine = EngineProcess("--prefix-cache", "on")
+    body = {"prompt": "you are a helpful assistant " * 4, "max_tokens": 4, "ignore_eos": True}
+    try:
+        told: list[int] = []
+        texts = set()
+        for salt in (None, None, "tenant 1", "tenant 1"):
+            answer = complete(engine.url, **body, cache_salt=salt).json()
+            told.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            texts.add(answer["choices"][0]["text"])
+        assert told == [0, 112, 0, 112]
+        assert len(texts) == 1
+        seen = samples(engine.url)
+        assert seen["vllm:prefix_cache_queries_total"] == 4 * 113
+        assert (
+            seen["vllm:prefix_cache_hits_total"] == seen["vllm:prompt_tokens_cached_total"] == 224
+        )
+        assert seen["engine:kv_cached_blocks"] == 14
+        assert seen["vllm:kv_cache_usage_perc"] == 0
+        reset = httpx.post(f"{engine.url}/reset_prefix_cache")
+        assert (reset.status_code, reset.json()) == (200, {"forgotten_blocks": 14})
+        assert samples(engine.url)["engine:kv_cached_blocks"] == 0
+        again = complete(engine.url, **body).json()
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        refused = complete(engine.url, **body, cache_salt="")
+        assert refused.status_code == 400
+        assert "cache_salt: want a text of 1 to 128 characters" in refused.text
+    finally:
+        assert engine.stop() == 0
+
+
 def test_choices_and_barrier_knobs_are_told_and_changed(engine: EngineProcess) -> None:
     knobs = httpx.get(f"{engine.url}/v1/runtime_config").json()["knobs"]
     assert knobs["graph_capture"]["choices"] == ["off", "on"]
@@ -228,6 +260,7 @@ def test_choices_and_barrier_knobs_are_told_and_changed(engine: EngineProcess) -
         **dict.fromkeys(knobs, "hot"),
         "graph_capture": "barrier",
         "kv_block_size": "barrier",
+        "prefix_cache": "barrier",
     }
     assert all(knob["supported"] for knob in knobs.values())
     changed = change(engine.url, graph_capture="off", kv_block_size=64)

@@ -82,6 +82,7 @@ EFFECTS: dict[tuple[str, str], tuple[tuple[Effect, ...], tuple[str, ...]]] = {
     ("prefill_chunk_tokens", "down"): ((PREFILL, QUEUE), ()),
     ("max_wait_ms", "up"): ((QUEUE,), ()),
     ("kv_block_size", "up"): ((HELD,), ("kv_pool_exhausted",)),
+    ("prefix_cache", "down"): ((PREFILL, QUEUE), ()),
     ("graph_capture", "down"): (
         (
             Effect(

@@ -46,6 +46,7 @@ def test_the_knobs_are_there_each_in_its_class() -> None:
         "shed_below_priority": "hot",
         "graph_capture": "barrier",
         "kv_block_size": "barrier",
+        "prefix_cache": "barrier",
     }
     for knob in knobs().values():
         assert knob.label
