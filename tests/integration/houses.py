@@ -115,5 +115,5 @@ def trimtab(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,  # for a machine that is busy otherwise
     )

@@ -41,13 +41,14 @@ def test_the_loop_closes_on_a_cap_set_too_small(house: House) -> None:
     until(lambda: not in_flight(house), 60, "the end of every action")
     receiver.close()
 
-    assert incident["objective"] == "chat-ttft"
+    # A slow engine's queue may fill up and turn requests away before any first token is late.
+    assert incident["objective"] in ("chat-ttft", "chat-success")
     assert f"behind a cap of {CAP_TOO_SMALL} running" in incident["because"]
     about = [m for m in messages if incident["id"] in m["incident_url"]]
     # Told of once; what may follow is told of it too: that it was undone, or was not enough.
     [message] = [m for m in about if m["event"] == "incident.opened"]
     assert about[0] == message
-    assert message["objective"] == "First token within 500 ms"
+    assert message["objective"] == incident["objective_name"]
     assert message["title"] in message["text"]
     first = ended_actions(house)[0]
     assert first["incident"] == incident["id"]
@@ -64,7 +65,8 @@ def test_the_loop_closes_on_a_cap_set_too_small(house: House) -> None:
 
 def explained(house: House) -> dict[str, Any] | None:
     rows: list[dict[str, Any]] = house.api("incidents/")["incidents"]
-    return next((row for row in rows if row["cause"] == "running_cap_too_small"), None)
+    told = (row for row in rows if row["cause"] == "running_cap_too_small" and not row["part_of"])
+    return next(told, None)
 
 
 def actions(house: House) -> list[dict[str, Any]]:
