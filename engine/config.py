@@ -7,7 +7,7 @@ from pathlib import Path
 
 MODELS = ("1.3m", "8m")  # built in
 DTYPES = ("auto", "float32", "bfloat16")
-MODEL_LEN_MAX = 8192  # tokens
+MODEL_LEN_MIN, MODEL_LEN_MAX = 32, 8192  # tokens; the least holds the canary and the probe
 SEQS_MAX = 256  # the upper bound of the knob max_num_seqs; sizes the per-sequence arrays
 BLOCK_SIZES = (8, 16, 32, 64, 128)  # tokens; what the knob kv_block_size may be
 
@@ -68,9 +68,10 @@ class EngineConfig:
             raise ValueError(f"prefix_ttl_s: got {self.prefix_ttl_s}, allowed: 0 or more seconds")
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port: got {self.port}, allowed: 0 to 65535 (0 picks a free one)")
-        if not 1 <= self.model_len_max <= MODEL_LEN_MAX:
+        if not MODEL_LEN_MIN <= self.model_len_max <= MODEL_LEN_MAX:
             raise ValueError(
-                f"model_len_max: got {self.model_len_max}, allowed: 1 to {MODEL_LEN_MAX} tokens"
+                f"model_len_max: got {self.model_len_max}, allowed: {MODEL_LEN_MIN} to "
+                f"{MODEL_LEN_MAX} tokens"
             )
         if self.kv_pool_blocks < self.blocks_per_sequence_max:
             raise ValueError(

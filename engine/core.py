@@ -152,6 +152,7 @@ class Core:
             deferred=self.scheduler.deferred,
             kv_usage_ratio=allocator.allocated_blocks / allocator.blocks,
             kv_blocks=allocator.blocks,
+            kv_dtype=str(self.runner.model.dtype).removeprefix("torch."),
             kv_cached_blocks=allocator.cached_blocks,
             kv_evictions=allocator.evictions,
             config_version=version.config_version,

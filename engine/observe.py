@@ -87,6 +87,7 @@ class Reading:
     deferred: int
     kv_usage_ratio: float
     kv_blocks: int
+    kv_dtype: str
     kv_cached_blocks: int
     kv_evictions: int
     config_version: int
@@ -113,7 +114,7 @@ class Metrics:
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.prompt_cached_tokens = 0
-        self.prompt_tokens = 0
+        self.prompt_computed_tokens = 0
         self.generation_tokens = 0
         self.step_prefill_tokens = 0
         self.step_decode_tokens = 0
@@ -159,8 +160,8 @@ class Metrics:
         self.step_seconds["mixed" if prefill else "decode"].add(now - began)
         self.inter_token.observe(outcome.gaps_s)
         for request in outcome.first:
-            self.prompt_tokens += request.prompt_tokens
             self.prompt_cached_tokens += request.cached_tokens
+            self.prompt_computed_tokens += request.prompt_tokens - request.cached_tokens
             self.time_to_first_token.add(now - request.arrived)
 
     def finished(self, request: Request) -> None:
@@ -238,7 +239,7 @@ class Metrics:
             "block_size": str(size),
             "num_gpu_blocks": str(reading.kv_blocks),
             "kv_cache_size_tokens": str(reading.kv_blocks * size),
-            "cache_dtype": "float32",
+            "cache_dtype": reading.kv_dtype,
             "enable_prefix_caching": str(reading.knobs["prefix_cache"] == "on"),
         }
         yield gauge("vllm:cache_config_info", "The KV cache.", [({**labels, **info}, 1)])
@@ -246,10 +247,11 @@ class Metrics:
     def _counters(self) -> Iterator[Metric]:
         labels, reading = self.labels, self.read()
         dropped, rollbacks = reading.spans_dropped, reading.rollbacks
-        cached = self.prompt_cached_tokens
+        # Read once, and summed, not subtracted: a step may end meanwhile, and no counter may fall.
+        cached, computed = self.prompt_cached_tokens, self.prompt_computed_tokens
         for name, value, text in (
             ("vllm:num_preemptions", self.preemptions, "Preemptions (KV computed again later)."),
-            ("vllm:prompt_tokens", self.prompt_tokens, "Prompt tokens of requests prefilled."),
+            ("vllm:prompt_tokens", computed + cached, "Prompt tokens of requests prefilled."),
             ("vllm:prompt_tokens_cached", cached, "Of these, found in the prefix cache."),
             ("vllm:prefix_cache_queries", self.prefix_queries, "Tokens looked up in it."),
             ("vllm:prefix_cache_hits", self.prefix_hits, "Of these, found."),
@@ -268,7 +270,7 @@ class Metrics:
             ("engine:spans_dropped", dropped, "Requests whose spans were not delivered."),
         ):
             yield counter(name, text, [(labels, value)])
-        sources = {"local_compute": self.prompt_tokens - cached, "local_cache_hit": cached}
+        sources = {"local_compute": computed, "local_cache_hit": cached}
         yield counter(
             "vllm:prompt_tokens_by_source",
             "Prompt tokens of requests prefilled, by where their KV came from.",

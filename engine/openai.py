@@ -194,9 +194,12 @@ def chat_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
             raise bad(f"messages[{i}].content", "want text, or a list of text parts")
         turns.append((role, content))
     try:
-        return tokenizer.encode_chat(turns)
+        tokens = tokenizer.encode_chat(turns)
     except ChatError as error:
         raise bad("messages", str(error)) from None
+    if not tokens:
+        raise bad("messages", "the model's chat template makes no text of them")
+    return tokens
 
 
 def stops(body: dict[str, Any]) -> tuple[bytes, ...]:

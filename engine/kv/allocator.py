@@ -60,6 +60,10 @@ class PagedAllocator:
         """How many sequences refer to it."""
         return self._references[block]
 
+    def available(self, block: int) -> bool:
+        """Whether it is one of `available_blocks`."""
+        return not self._references[block] and block not in self.pinned
+
     def allocate(self, count: int) -> list[int] | None:
         """`count` distinct blocks, or None when that many are not available; never some of them."""
         assert count >= 0

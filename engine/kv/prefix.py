@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import takewhile
 
 import numpy as np
 
@@ -29,12 +30,14 @@ class Chain:
     """One sequence in the cache. `hashes[i]` is that of its full block i, `root` what precedes.
 
     `kept`: how many of its blocks the cache has taken in. Of no use to any index but `index`.
+    `awaits`: while it waits for another sequence, the last block that this one is computing for it.
     """
 
     index: dict[bytes, int]
     root: bytes
     hashes: list[bytes] = field(default_factory=list)
     kept: int = 0
+    awaits: bytes = b""
 
     def extend(self, tokens: np.ndarray, block_size: int) -> None:
         """Hashes the full blocks of `tokens` (int64, the whole sequence) not hashed yet."""
@@ -104,15 +107,20 @@ class PrefixCache:
             found.append(block)
         return found
 
+    def waits(self, chain: Chain | None) -> bool:
+        """Whether what `awaited` said still holds: no search, for it is asked at every step."""
+        return chain is not None and chain.awaits in self._computing
+
     def awaited(self, chain: Chain | None, found: int) -> bool:
         """Whether another sequence is just now computing enough of what follows `found` blocks."""
         if chain is None or not self._computing:
             return False
-        end = found + -(-AWAITED_TOKENS_MIN // self.block_size)
-        following = chain.hashes[found:end]
-        return len(following) == end - found and all(
-            self._computing.get(known, chain) is not chain for known in following
-        )
+        following = chain.hashes[found:]
+        computing = [*takewhile(self._computing.__contains__, following)]
+        if len(computing) * self.block_size < AWAITED_TOKENS_MIN:
+            return False
+        chain.awaits = computing[-1]
+        return True
 
     def take(self, chain: Chain | None, blocks: list[int]) -> None:
         """A sequence begins with these blocks, as `find` gave them, and will compute the others."""

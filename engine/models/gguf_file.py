@@ -239,7 +239,9 @@ class _Header:
             name = self.string()
             said[name] = self.value(self.scalar("I"))
         raw = [self.tensor() for _ in range(tensors)]
-        alignment = int(said.get("general.alignment", 32))
+        alignment = said.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"general.alignment: got {alignment!r}, allowed: integers from 1 on")
         begin = -(-self.at // alignment) * alignment
         return said, {name: place._replace(at=begin + place.at) for name, place in raw}
 

@@ -149,6 +149,9 @@ class HFFolder:
         index = self.folder / "model.safetensors.index.json"
         if index.exists():
             placed = _object(index).get("weight_map") or {}
+            for file in placed.values():
+                if Path(file).name != file:  # not what lies elsewhere
+                    raise ModelError.of(index, "weight_map", file, "names of files beside it")
             return {name: self.folder / file for name, file in placed.items()}
         files = sorted(self.folder.glob("*.safetensors"))
         if len(files) != 1:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.config import MODEL_LEN_MAX, MODELS
-from engine.models.errors import ModelError
+from engine.models.errors import ModelError, reading
 from engine.models.llama import SHAPES, Llama, Shape, Weights, drawn
 from engine.models.tokenizer import ByteTokenizer, Tokenizer
 from engine.models.weights import Said
@@ -84,11 +84,13 @@ def find(model: str, seed: int = 0) -> Source:
     if path.suffix == ".gguf" and path.is_file():
         from engine.models.gguf_file import GGUFFile
 
-        return GGUFFile(path)
+        with reading(path):
+            return GGUFFile(path)
     if path.is_dir() or (path.suffix == ".safetensors" and path.is_file()):
         from engine.models.hf_folder import HFFolder
 
-        return HFFolder(path)
+        with reading(path):
+            return HFFolder(path)
     names = ", ".join([*MODELS, *PACKAGED])
     raise ModelError(
         f"model: got {model!r}, allowed: {names}, or the path of a .gguf file, a .safetensors file "
@@ -119,9 +121,10 @@ def load(source: Source, dtype: torch.dtype, positions: int, how: str) -> tuple[
             said_at = time.monotonic()
             log.info("%s: %d of %d layers read", source.name, layer, layers)
 
-    weights = source.weights(dtype, said)
+    with reading(source.name):
+        weights = source.weights(dtype, said)
+        tokenizer = source.tokenizer()
     model = Llama(source.shape, positions=positions, weights=weights)
-    tokenizer = source.tokenizer()
     if not isinstance(source, BuiltIn) or dtype != torch.float32:
         model.set_tolerance()
     if not isinstance(source, BuiltIn):

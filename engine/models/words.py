@@ -34,7 +34,9 @@ class FileTokenizer:
         chat: ChatTemplate | None,
     ) -> None:
         self.backend, self.where, self.chat = backend, where, chat
-        highest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        known = backend.get_vocab(with_added_tokens=True).values()
+        # What begins or ends every text need not be one of them.
+        highest = max([*known, *backend.encode("").ids], default=-1)
         if highest >= vocabulary:
             raise ModelError.of(where, "token ids", highest, f"up to {vocabulary - 1}, the model's")
         self.pieces = pieces(backend, vocabulary, byte_level(decoder, where))
@@ -44,13 +46,18 @@ class FileTokenizer:
                 raise ModelError.of(where, "eos_token_id", token, f"0 to {vocabulary - 1}")
 
     def encode(self, text: str) -> list[int]:
-        return self.backend.encode(text).ids
+        return self._encode(text, special=True)
 
     def encode_chat(self, messages: list[tuple[str, str]]) -> list[int]:
         if self.chat is None:
             raise ChatError("this model comes without a chat template: use /v1/completions")
         # The template has written what the model wants at the beginning.
-        return self.backend.encode(self.chat.render(messages), add_special_tokens=False).ids
+        return self._encode(self.chat.render(messages), special=False)
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        # Of one text, `encode` keeps the interpreter to itself, from the steps too; this does not.
+        (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
+        return encoded.ids
 
 
 def byte_level(decoder: Mapping[str, Any] | None, where: str) -> bool:

@@ -229,6 +229,9 @@ class Scheduler:
         ):
             request = self.waiting[self.deferred]
             request.chain = self.prefixes.chain(request.chain, request.tokens, request.salt)
+            if self.prefixes.waits(request.chain):
+                self.deferred += 1
+                continue
             found = self.prefixes.find(request.chain)
             if self.prefixes.awaited(request.chain, len(found)):
                 self.deferred += 1
@@ -236,7 +239,7 @@ class Scheduler:
             start = len(found) * self.rows.block_size
             count = min(len(request.tokens) - start, budget, config.prefill_chunk_tokens)
             needed = -(-(start + count) // self.rows.block_size)
-            needed -= sum(self.allocator.references(block) > 0 for block in found)
+            needed -= sum(not self.allocator.available(block) for block in found)
             # Room for one more block each, so that admitting does not preempt in the next step.
             if self.running and needed + len(self.running) > self.allocator.available_blocks:
                 break

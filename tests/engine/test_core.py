@@ -157,3 +157,10 @@ def test_a_hot_list_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> No
         core.warm(warm.read(hot, config, core.tokenizer))
     with pytest.raises(ValueError, match="allowed: with prefix_cache on"):
         EngineConfig(prefix_warm=hot)
+
+
+def test_the_shortest_engine_there_may_be_serves() -> None:
+    with pytest.raises(ValueError, match="model_len_max: got 31, allowed: 32 to 8192"):
+        EngineConfig(model_len_max=31)
+    core = Core(EngineConfig(model_len_max=32), Ends())
+    core.barrier.canary.prove()

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
 from engine.observe import CHANGERS_MAX, Histogram, Metrics, Reading, steps_1_2_5
+from engine.sched.request import Request
+from engine.sched.scheduler import Outcome, Plan
 
 # Sample names of vLLM 0.33.0 that this engine has too.
 VLLM = {
@@ -70,6 +73,7 @@ def metrics() -> Metrics:
         deferred=2,
         kv_usage_ratio=0.25,
         kv_blocks=2048,
+        kv_dtype="bfloat16",
         kv_cached_blocks=10,
         kv_evictions=4,
         config_version=7,
@@ -99,12 +103,35 @@ def test_the_exposition_has_vllms_names_types_and_labels() -> None:
     assert {s.labels["reason"]: s.value for s in by_reason} == {"capacity": 3, "deferred": 2}
     (info,) = families["vllm:cache_config_info"].samples
     assert info.labels["enable_prefix_caching"] == "True"
+    assert info.labels["cache_dtype"] == "bfloat16"
     ttft = families["vllm:time_to_first_token_seconds"].samples
     assert [s.labels["le"] for s in ttft if s.name.endswith("_bucket")][:3] == [
         "0.001",
         "0.005",
         "0.01",
     ]
+
+
+@pytest.mark.parametrize("at", ["vllm:cache_config_info", "vllm:num_preemptions"])
+def test_no_count_of_prompt_tokens_falls_though_a_step_ends_while_it_is_read(at: str) -> None:
+    subject = metrics()
+    one = Request("a", np.zeros(64, np.int64), 1, 0.0)
+    one.cached_tokens = 48
+    nothing = np.empty(0)
+
+    def by_source(step_at: str = "") -> dict[str, float]:
+        found = {}
+        for family in subject.collect():
+            if family.name == step_at:
+                plan = Plan([], np.empty(0, np.int64), [])
+                subject.step(plan, Outcome([one], [1], [one], [], nothing), 0.0, 1.0)
+            if family.name == "vllm:prompt_tokens_by_source":
+                found = {sample.labels["source"]: sample.value for sample in family.samples}
+        return found
+
+    meanwhile, after = by_source(at), by_source()
+    assert after == {"local_compute": 16, "local_cache_hit": 48}
+    assert all(meanwhile[source] <= after[source] for source in after)
 
 
 def test_a_histogram_counts_like_prometheus_does() -> None:

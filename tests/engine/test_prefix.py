@@ -343,6 +343,29 @@ def test_those_that_wait_for_one_go_on_when_it_does_not(end: str) -> None:
     assert subject.allocator.allocated_blocks == 0
 
 
+class Counted(PrefixCache):
+    """How often it searched."""
+
+    searches = 0
+
+    def find(self, chain: Chain | None) -> list[int]:
+        self.searches += 1
+        return super().find(chain)
+
+
+def test_who_waits_for_a_prefix_is_searched_for_twice_however_long_that_takes() -> None:
+    rows = Rows(rows=64, model_len_max=512, block_size=16)
+    cache = Counted(PagedAllocator(512), 16, on=True)
+    subject = Scheduler(rows, cache)
+    config = RuntimeConfig(prefill_chunk_tokens=32)
+    for i in range(4):
+        subject.add(request(f"same {i}", [66] * 480 + [i], 1))
+    while subject.waiting:
+        step(subject, config)
+    assert cache.searches == 1 + 2 * 3
+    assert subject.prefix_hits == 3 * 480
+
+
 def test_less_than_two_blocks_are_computed_twice_rather_than_waited_for() -> None:
     subject = scheduler()
     subject.add(request("a", [66] * 16 + [1] * 40, 1))
@@ -408,6 +431,19 @@ def test_pinned_blocks_are_neither_evicted_nor_expire() -> None:
     subject.add(one)
     step(subject)
     assert one.cached_tokens == 96
+
+
+def test_who_begins_with_pinned_blocks_needs_only_the_others() -> None:
+    subject = scheduler(blocks=64)
+    hot = request("hot", [66] * 480, 1)
+    subject.add(hot)
+    step(subject)
+    subject.prefixes.pin(hot.chain)
+    subject.add(request("runs", [67] * 160, 9))
+    step(subject)
+    # 10 blocks in use, 30 pinned, 24 to be had: what it needs of them is one.
+    subject.add(request("again", [66] * 480 + [1], 1))
+    assert step(subject) == {"again": 1}
 
 
 def test_flushed_nothing_is_found_and_what_runs_adds_nothing_from_before() -> None:

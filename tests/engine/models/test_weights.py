@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +221,6 @@ def test_a_folder_that_is_no_llama_of_ours_is_refused_by_field_and_value(
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
-    import json
-
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -269,3 +268,43 @@ def test_a_bias_in_a_file_is_not_ignored(tmp_path: Path) -> None:
 def test_a_model_nobody_has_is_named_with_what_there_is() -> None:
     with pytest.raises(ModelError, match=r"got 'gpt-9', allowed: 1.3m, 8m, smollm2, or the path"):
         find("gpt-9")
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("config.json", CONFIG | {"rope_scaling": [1]}),
+    ("config.json", CONFIG | {"rms_norm_eps": "x"}),
+    ("config.json", CONFIG | {"intermediate_size": 2**60}),
+    ("config.json", CONFIG | {"eos_token_id": [[1]]}),
+    ("tokenizer_config.json", {"chat_template": [1]}),
+    ("tokenizer_config.json", {"chat_template": 7}),
+    ("tokenizer_config.json", {"eos_token": {}}),
+    ("model.safetensors.index.json", {"weight_map": [1]}),
+    ("model.safetensors.index.json", {"weight_map": {"x": "../hf/model.safetensors"}}),
+]
+
+
+@pytest.mark.parametrize(("file", "content"), WRONG)
+def test_json_of_another_shape_is_refused_with_the_model_named(
+    tmp_path: Path, file: str, content: dict[str, Any]
+) -> None:
+    folder = write_folder(tmp_path / "hf", state())
+    (folder / file).write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="hf"):
+        load(find(str(folder)), torch.float32, 256, "")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"general__alignment": 0},
+        {"llama__rope__freq_base": "x"},
+        {"tokenizer__ggml__bos_token_id": "x"},
+        {"tokenizer__chat_template": 7},
+    ],
+)
+def test_a_gguf_with_fields_of_other_types_is_refused(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", state(), **fields)
+    with pytest.raises(ModelError, match="tiny"):
+        load(find(str(path)), torch.float32, 256, "")

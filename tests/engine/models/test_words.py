@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, processors
 
 from engine.models.chat import ChatTemplate
 from engine.models.errors import ModelError
@@ -16,7 +18,7 @@ from engine.models.loader import find
 from engine.models.tokenizer import ByteTokenizer, ChatError
 from engine.models.tokenizer import Tokenizer as Words
 from engine.models.words import FileTokenizer
-from engine.openai import Text
+from engine.openai import ApiError, Text, chat_tokens
 from engine.sched.request import Finish, Request
 from tests.engine.models.files import CONFIG, bpe, state, write_folder, write_gguf
 
@@ -99,6 +101,12 @@ def test_words_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         FileTokenizer(
             backend, where="t", decoder={"type": "ByteLevel"}, vocabulary=100, eos=[], chat=None
         )
+    begun = bpe()
+    begun.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 4000)])
+    with pytest.raises(ModelError, match="token ids: got 4000, allowed: up to 299"):
+        FileTokenizer(
+            begun, where="t", decoder={"type": "ByteLevel"}, vocabulary=300, eos=[], chat=None
+        )
     backend.decoder = decoders.WordPiece()
     folder = write_folder(tmp_path, state())
     backend.save(str(folder / "tokenizer.json"))
@@ -174,3 +182,35 @@ def test_what_is_no_template_is_refused_and_without_one_there_is_no_chat() -> No
         ChatTemplate("{% for %}", {}, "t")
     with pytest.raises(ChatError, match="use /v1/completions"):
         words().encode_chat([("user", "x")])
+
+
+def test_a_chat_of_which_the_template_makes_nothing_is_refused() -> None:
+    chat = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, "t")
+    subject = FileTokenizer(
+        bpe(), where="t", decoder={"type": "ByteLevel"}, vocabulary=300, eos=[2], chat=chat
+    )
+    assert chat_tokens({"messages": [{"role": "user", "content": "hello"}]}, subject)
+    with pytest.raises(ApiError, match="makes no text of them"):
+        chat_tokens({"messages": [{"role": "user", "content": ""}]}, subject)
+
+
+def test_other_threads_run_while_a_long_text_is_cut() -> None:
+    """Nothing but a release of the interpreter by `encode` itself lets the other one run."""
+    subject, asked, ran = words(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        asked.wait()
+        ran.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    try:
+        asked.set()
+        subject.encode("hello world 7 " * 30_000)
+        done = ran.is_set()
+    finally:
+        sys.setswitchinterval(before)
+    thread.join()
+    assert done
