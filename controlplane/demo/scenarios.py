@@ -149,7 +149,7 @@ SCENARIOS: dict[str, Scenario] = {
     for scenario in (
         Scenario(
             "burst",
-            "As many requests as before, but in crowds, and they ask for longer answers.",
+            "Requests come in crowds, and ask for longer answers.",
             "First tokens come late behind the running cap; the cap goes up and stays there if "
             "fewer are late.",
             # Long answers hold their places, so that the cap decides and not the machine's speed,
