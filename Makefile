@@ -9,7 +9,8 @@ BIN := .venv/bin
 RUNTIME := .venv/.runtime
 DEV := .venv/.dev
 NODE := node_modules/.ok
-PIP := ./fetch.sh $(BIN)/pip install --disable-pip-version-check --retries 2 -c constraints.txt
+# Not compiled to bytecode here, which takes longer than the rest of it: most of it is never imported.
+PIP := ./fetch.sh $(BIN)/pip install --disable-pip-version-check --no-compile --retries 2 -c constraints.txt
 STEP := .venv/.step
 WORDS := $(patsubst %.po,%.mo,$(wildcard locale/*/LC_MESSAGES/django.po))
 

@@ -32,10 +32,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diagnosis_runs import NOT_FELT, PAIRS, cause_run, pair_run, pair_scenario
+from diagnosis_runs import NOT_FELT, PAIRS, cause_run, made_house, pair_run, pair_scenario
 from diagnosis_trials import TRIALS, trial_run
 
-from controlplane.demo.house import House, Ports
+from controlplane.demo.measuring import sustained
 from controlplane.demo.scenarios import SCENARIOS, Scenario
 
 TARGET = 0.9
@@ -52,15 +52,20 @@ def played(name: str) -> Scenario:
     return TRIALS[name].scenario if name in TRIALS else SCENARIOS[name]
 
 
-def capacities(names: Sequence[str]) -> dict[tuple[str, ...], float]:
-    """Requests a second by the engine's options."""
-    found: dict[tuple[str, ...], float] = {}
-    for options in sorted({played(name).engine_options for name in names}):
-        with tempfile.TemporaryDirectory() as scratch:
-            probe = House(Path(scratch), Ports.free(), engine_options=options)
-            found[options] = probe.capacity().requests_per_s
-            say(f"capacity {found[options]:.1f} requests/s {' '.join(options)}")
-    return found
+def capacities(names: Sequence[str]) -> dict[str, float]:
+    """By name, requests a second that a house sustains; alike scenarios are measured once."""
+    found: dict[tuple[Any, ...], float] = {}
+    for scenario in map(played, names):
+        if sort(scenario) not in found:
+            with tempfile.TemporaryDirectory() as scratch:
+                house = made_house(scenario, Path(scratch))
+                capacity = found[sort(scenario)] = sustained(house, Path(scratch), scenario)
+            say(f"capacity {capacity:.1f} requests/s, as for {scenario.name}")
+    return {name: found[sort(played(name))] for name in names}
+
+
+def sort(scenario: Scenario) -> tuple[Any, ...]:
+    return scenario.engine_options, scenario.decode_bound, *scenario.knobs.items()
 
 
 def one_run(name: str, capacity: float, draw: random.Random, keep: Path | None) -> Row:
@@ -178,7 +183,7 @@ def main() -> int:
     began = time.monotonic()
     rows: list[Row] = []
     for name in plan:
-        row = one_run(name, carries[played(name).engine_options], draw, options.keep)
+        row = one_run(name, carries[name], draw, options.keep)
         rows.append(row | {"seed": seed})
         if options.json:
             with options.json.open("a") as file:

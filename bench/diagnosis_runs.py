@@ -161,11 +161,23 @@ def level(scrapes: Sequence[tuple[float, Families]], metric: str) -> float | Non
 
 @contextmanager
 def house_of(scenario: Scenario, keep: Path | None) -> Iterator[House]:
-    """A fresh house that explains and does not act by itself; its state is kept below `keep`."""
+    """A fresh house, started; its state is kept below `keep`."""
     if keep:
         keep.mkdir(parents=True, exist_ok=True)
     home = Path(tempfile.mkdtemp(prefix=f"trimtab-{scenario.name}-", dir=keep))
-    house = House(
+    house = made_house(scenario, home)
+    try:
+        house.start()
+        yield house
+    finally:
+        house.stop()
+        if keep is None:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def made_house(scenario: Scenario, home: Path) -> House:
+    """One that explains and does not act by itself."""
+    return House(
         home,
         Ports.free(),
         settings={**FAST.settings, "TRIMTAB_AUTOPILOT": "0"},
@@ -175,13 +187,6 @@ def house_of(scenario: Scenario, keep: Path | None) -> Iterator[House]:
         objectives=scenario.promises,
         faults=True,
     )
-    try:
-        house.start()
-        yield house
-    finally:
-        house.stop()
-        if keep is None:
-            shutil.rmtree(home, ignore_errors=True)
 
 
 def play(

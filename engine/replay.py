@@ -315,7 +315,8 @@ async def calibrate(
 ) -> Capacity:
     """Closed loop: `concurrency` requests are always in flight; the first quarter is warm-up.
 
-    Of `requests`, an endless supply, only the lengths count; without it they are the trace's.
+    Of `requests`, an endless supply, only the lengths count; without it they are the trace's. What
+    is told at the edges of the time counts in part, so that long answers do not come in waves.
     Raises RuntimeError when nothing listens there or nothing was answered.
     """
     replayer = Replayer(url)
@@ -334,8 +335,22 @@ async def calibrate(
         await replayer.wait_settled(1.0)
     replayer.close()
     warm = ended / 4
-    counted = [r for r in replayer.records if r.status is Status.OK and warm <= r.end_s <= ended]
-    if not counted:
+    parts = [
+        (part, r.tokens) for r in replayer.records if (part := _part_within(r, warm, ended)) > 0
+    ]
+    if not parts:
         raise RuntimeError(f"{url}: no request was answered within {seconds} s")
     span = ended - warm
-    return Capacity(len(counted) / span, sum(r.tokens for r in counted) / span)
+    return Capacity(
+        sum(part for part, _ in parts) / span, sum(part * tokens for part, tokens in parts) / span
+    )
+
+
+def _part_within(record: Record, begin_s: float, end_s: float) -> float:
+    """What part of its answer came in that time: long ones that cross its edges count in part."""
+    if record.status is not Status.OK:
+        return 0.0
+    if record.end_s <= record.first_s:
+        return float(begin_s <= record.end_s <= end_s)
+    inside_s = min(record.end_s, end_s) - max(record.first_s, begin_s)
+    return max(0.0, inside_s) / (record.end_s - record.first_s)

@@ -154,8 +154,8 @@ def shifting_load(
         if chosen.minutes:
             requests = [each for each in requests if each.at_s < chosen.minutes * 60]
         return requests, f"{chosen.trace.name}, {chosen.scale:g}× as fast"
-    capacity = measured(house, chosen.home, screen)
     burst = with_loads(SCENARIOS["burst"], chosen)
+    capacity = measured(house, chosen.home, burst, screen)
     quiet_s = chosen.quiet_min * 60
     requests = burst.requests(chosen.seed, capacity, quiet_s, chosen.minutes * 60 - quiet_s)
     return requests, told_load(burst, capacity, quiet_s)
@@ -235,7 +235,7 @@ def play(house: House, scenario: Scenario, chosen: argparse.Namespace, screen: S
     if chosen.minutes:
         story_s = chosen.minutes * 60 - quiet_s
         scenario = replace(scenario, windows=story_s / pace.window_s)
-    capacity = measured(house, chosen.home, screen)
+    capacity = measured(house, chosen.home, scenario, screen)
     requests = scenario.requests(chosen.seed, capacity, quiet_s, story_s)
     load = told_load(scenario, capacity, quiet_s)
     open_house(house, screen, load, scenario.watch_for)

@@ -6,13 +6,14 @@ import asyncio
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from controlplane.demo.house import House, Ports
 from controlplane.demo.processes import STORIES
+from controlplane.demo.scenarios import Scenario
 from controlplane.demo.screen import Gone, Screen
 from engine.replay import calibrate
 
@@ -22,43 +23,58 @@ USUAL_S = LOOKS * LOOK_S + HOUSE_S
 SHOWN_EVERY_S = 1.0
 
 
-def measured(house: House, home: Path, screen: Screen) -> float:
-    """Requests a second an engine like the house's sustains in such a house.
-
-    Control plane and agent take their part of the machine, so that an engine alone sustains more.
-    The best of three looks: what disturbs one for seconds is not what the story is about. In a
-    house of its own, for a measurement is no traffic.
-    """
+def measured(house: House, home: Path, scenario: Scenario, screen: Screen) -> float:
+    """What `sustained` finds, with its progress on the screen."""
     screen.step(
         "measuring what an engine sustains here beside control plane and agent (about "
         f"{USUAL_S:.0f} s, longer where other work shares the machine)"
     )
+    with shown("starting a house to measure in", screen) as tell:
+        return sustained(house, home, scenario, tell)
+
+
+def sustained(
+    house: House, home: Path, scenario: Scenario, tell: Callable[[str], None] = lambda doing: None
+) -> float:
+    """Requests a second, as the scenario's are before its shift, that such a house sustains.
+
+    Control plane and agent take their part of the machine, so that an engine alone sustains more.
+    The best of three looks: what disturbs one for seconds is not what the story is about. In a
+    house of its own, for a measurement is no traffic. `tell` hears what is being done.
+    """
     trial = replace(
         house,
         home=home / STORIES / "measuring",
         ports=Ports.free(),
         settings={**house.settings, "TRIMTAB_AUTOPILOT": "0"},
     )
-    best, doing = 0.0, ["starting a house to measure in"]
-    with shown(doing, screen):
-        try:
-            trial.start()
-            for look in range(LOOKS):
-                found = f", {best:.0f} requests/s so far" if best else ""
-                doing[0] = f"look {look + 1} of {LOOKS}{found}"
-                capacity = asyncio.run(calibrate(trial.engine_url, seconds=LOOK_S))
-                best = max(best, capacity.requests_per_s)
-            doing[0] = f"{best:.0f} requests/s; ending that house"
-        finally:
-            trial.stop()
-            shutil.rmtree(trial.home, ignore_errors=True)
+    best = 0.0
+    try:
+        trial.start()
+        for look in range(LOOKS):
+            found = f", {best:.0f} requests/s so far" if best else ""
+            tell(f"look {look + 1} of {LOOKS}{found}")
+            capacity = asyncio.run(
+                calibrate(trial.engine_url, seconds=LOOK_S, requests=scenario.supply(LOOK_S))
+            )
+            best = max(best, capacity.requests_per_s)
+        tell(f"{best:.0f} requests/s; ending that house")
+    finally:
+        trial.stop()
+        shutil.rmtree(trial.home, ignore_errors=True)
     return best
 
 
 @contextmanager
-def shown(doing: list[str], screen: Screen) -> Iterator[None]:
-    """Until the block ends, `doing[0]` stands in the live line with the seconds since it began."""
-    began, done = time.monotonic(), threading.Event()
+def shown(first: str, screen: Screen) -> Iterator[Callable[[str], None]]:
+    """Until the block ends, the live line has what was told last, and the seconds since it began.
+
+    Gives what to tell it with; `first` stands there until then.
+    """
+    began, done, doing = time.monotonic(), threading.Event(), [first]
+
+    def tell(text: str) -> None:
+        doing[0] = text
 
     def show() -> None:
         try:
@@ -70,7 +86,7 @@ def shown(doing: list[str], screen: Screen) -> Iterator[None]:
     showing = threading.Thread(target=show, daemon=True)
     showing.start()
     try:
-        yield
+        yield tell
     finally:
         done.set()
         showing.join()

@@ -6,6 +6,8 @@ that a page can show where the sentence is from. Pure.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,8 +20,8 @@ from controlplane.diagnosis.demand import (
     demand_text,
     pool_grew,
 )
-from controlplane.diagnosis.scene import Point, Scene, Track
-from controlplane.diagnosis.step_time import SLOWER_MAX, STEP_TIME, step_time
+from controlplane.diagnosis.scene import Point, Scene, Track, evenly
+from controlplane.diagnosis.step_time import SLOWER_MAX, STEP_TIME, T_MIN, step_time
 
 # What a cause can reach at most when one fact it cannot do without fails or was not measured.
 SCORE_REFUTED_MAX = 0.4
@@ -157,7 +159,9 @@ def slower_fact(
 def beyond_fact(scene: Scene, *, wanted: bool, required: bool = True, weight: float = 1) -> Fact:
     """Whether more arrives than the engine would serve under the largest cap it allows.
 
-    Where that cannot be told it supports neither, and decides only against who wants it.
+    More than crowds that come and go may bring by chance: they make a window bad that holds many of
+    them, and it is bad windows that are looked at. Where it cannot be told it supports neither, and
+    decides only against who wants it.
     """
     load, ceiling = arrivals(scene), ceiling_per_s(scene)
     most = ceiling_per_s(scene, at_most=True)
@@ -170,15 +174,18 @@ def beyond_fact(scene: Scene, *, wanted: bool, required: bool = True, weight: fl
             required=required and wanted,
             weight=weight if wanted else 0.5,
         )
-    bar = max(BEYOND_MIN * ceiling, most)
+    bar, chance = max(BEYOND_MIN * ceiling, most), _arrivals_doubt(scene)
+    beyond = load.value - chance >= bar
     text = (
         f"{load.value:.3g} requests arrive a second; by its step times the engine could serve "
         f"about {ceiling:.3g} a second, and {bar:.3g} at the very most, with {_cap_max(scene):g} "
         "running, the highest cap it allows"
     )
+    if load.value >= bar and not beyond:
+        text += f"; they come in crowds, and {chance:.3g} of them may be chance"
     return measured(
         text,
-        (load.value >= bar) is wanted,
+        beyond is wanted,
         track=load,
         metric=ARRIVALS,
         unit="1/s",
@@ -186,6 +193,14 @@ def beyond_fact(scene: Scene, *, wanted: bool, required: bool = True, weight: fl
         required=required,
         weight=weight,
     )
+
+
+def _arrivals_doubt(scene: Scene) -> float:
+    """Two standard errors of the mean of `arrivals`, in requests per second; 0: too few looks."""
+    looks = [each for each in evenly(scene.steps(ARRIVALS, counter=True)) if not math.isnan(each)]
+    if len(looks) < 2:
+        return 0.0
+    return T_MIN * statistics.stdev(looks) / scene.step_s / math.sqrt(len(looks))
 
 
 def traffic_fact(scene: Scene, *, grew: bool, required: bool = False, weight: float = 1) -> Fact:

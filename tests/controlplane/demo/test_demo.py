@@ -378,10 +378,9 @@ def test_while_it_measures_the_live_line_moves_and_ends_with_it(
     monkeypatch.setattr(measuring, "SHOWN_EVERY_S", 0.01)
     screen = Screen()
     screen.terminal = True
-    doing = ["look 1 of 3"]
-    with measuring.shown(doing, screen):
+    with measuring.shown("look 1 of 3", screen) as tell:
         wait_until(lambda: "look 1 of 3" in screen.live)
-        doing[0] = "look 2 of 3, 55 requests/s so far"
+        tell("look 2 of 3, 55 requests/s so far")
         wait_until(lambda: "look 2 of 3, 55 requests/s so far" in screen.live)
     assert screen.live == ""
     assert "00:00  look 1 of 3" in capsys.readouterr().out

@@ -46,10 +46,12 @@ def plant(seed: int = 1, *, cap: int = 32, **mechanics: Any) -> Plant:
     return made
 
 
-def scene(plant: Plant, objective: ObjectiveFacts, *, window_s: float = 15.0) -> Scene:
+def scene(
+    plant: Plant, objective: ObjectiveFacts, *, window_s: float = 15.0, bad_s: float = BAD_S
+) -> Scene:
     """Three quiet minutes and one of trouble, up to now."""
     bad_since = START + timedelta(seconds=QUIET_S)
-    end = bad_since + timedelta(seconds=BAD_S)
+    end = bad_since + timedelta(seconds=bad_s)
     engine = EngineFacts(
         plant.name, plant.service, dict(plant.values), plant.knobs(), plant.config_version
     )

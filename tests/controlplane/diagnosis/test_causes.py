@@ -258,6 +258,23 @@ def test_a_load_within_capacity_asks_for_no_engines() -> None:
     assert "0 more" not in found.because + found.no_remedy
 
 
+def test_two_crowds_in_a_bad_window_are_no_load_beyond_capacity() -> None:
+    def crowds(p: Plant) -> None:
+        for at in (QUIET_S, QUIET_S + 6):
+            for rate, until in ((240.0, at + 1.25), (10.0, at + 6)):
+                p.rate = rate
+                p.run_until(until)
+
+    shown = scene(trouble_by(Plant(scrape_s=1.25), crowds), TTFT, window_s=3.75, bad_s=7.5)
+    too_much = causes()["load_beyond_capacity"].examine(shown)
+    facts = too_much.facts
+    assert facts["arrivals_per_s"] > 1.1 * facts["capacity_per_s"]  # of these seconds: 58 is usual
+    assert too_much.score < SCORE_MIN
+    assert re.search(r"they come in crowds, and [\d.]+ of them may be chance", refuted_by(too_much))
+    cap = causes()["running_cap_too_small"].examine(shown)
+    assert cap.score >= SCORE_MIN, refuted_by(cap)
+
+
 def test_steps_that_became_faster_are_said_as_people_would() -> None:
     engine = trouble(plant(rate=35.0), slow=0.5)
     host, graph = examine("slow_host", engine, TTFT), examine("graph_capture_lost", engine, TTFT)
