@@ -66,6 +66,8 @@ class Core:
         initial = RuntimeConfig(kv_block_size=config.block_size, prefix_cache=config.prefix_cache)
         self.runtime = RuntimeStore(config.state, self.wake.set, initial)
         running = self.runtime.running.config
+        self.quotas = quotas.read(config.tenants) if config.tenants else quotas.Quotas({})
+        self._check_tenants(running)
         dtype, why = compute_dtype(config.dtype, config.model)
         model, self.tokenizer = load(
             find(config.model, config.seed), dtype, config.model_len_max, f"{dtype}, {why}"
@@ -84,10 +86,8 @@ class Core:
         prefixes = PrefixCache(allocator, pool.block_size, ttl_s=config.prefix_ttl_s)
         self.scheduler = Scheduler(self.rows, prefixes, self.tokenizer)
         self.barrier = Barrier(config, self.runner, self.scheduler, self.runtime)
-        self.quotas = quotas.read(config.tenants) if config.tenants else quotas.Quotas({})
         if not self.quotas.listed:
             self.barrier.unsupported["tenant_quotas"] = NO_TENANTS
-        self._check_tenants(running)
         self.runtime.prepare = self._prepare
         self.metrics = Metrics(config, self.reading)
         self.metrics.registry.register(PolicyMetrics(self.metrics, self.scheduler, self.quotas))

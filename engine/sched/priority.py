@@ -64,8 +64,8 @@ class Priority:
             queue.sort(key=turn_of)
             queue.reverse()  # the next one last, to be popped
         self._level(frozenset(i for i, queue in enumerate(queues) if queue))
-        served, order = self.served.copy(), []
-        left = set(self.waits)
+        served, left = self.served.copy(), set(self.waits)
+        order: list[Request] = []
         while left and len(order) < count:
             i = min(left, key=lambda i: (served[i], -i))
             order.append(queues[i].pop())

@@ -194,7 +194,7 @@ def test_nothing_accepted_is_lost_however_the_policies_are_turned(
             priority_weights="on" if switches[turn // 5 % len(switches)] else "off",
             length_window_tokens=window if switches[turn // 7 % len(switches)] else 0,
         )
-        if step(subject, config, now=float(turn)) is None:
+        if step(subject, config, now=float(turn + 1)) is None:
             break
         conserved(subject)
     assert all(one.finish is Finish.LENGTH for one in waiting)

@@ -293,5 +293,6 @@ def test_a_restart_without_the_list_that_quotas_need_says_so(tmp_path: Path) -> 
     with pytest.raises(NotPossible, match="no tenants are listed"):
         Core(EngineConfig(state=tmp_path), Ends())
     again = Core(EngineConfig(tenants=tenants, state=tmp_path), Ends())
-    assert again.runtime.running.config.tenant_quotas == "on"
+    again.start()
     again.stop()
+    assert again.runtime.running.config.tenant_quotas == "on"
