@@ -125,6 +125,10 @@ def parse(arguments: list[str]) -> EngineConfig:
         help="prompts, a JSON body a line, whose KV is computed at the start and pinned",
     )  # fmt: skip
     add(
+        "--tenants", type=Path, default=absent, metavar="FILE",
+        help="who is in which tier, as JSON, for the knob tenant_quotas",
+    )  # fmt: skip
+    add(
         "--state", type=Path, default=absent, metavar="FOLDER",
         help="keeps the runtime configuration; without it a restart forgets it",
     )  # fmt: skip

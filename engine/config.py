@@ -23,7 +23,8 @@ class EngineConfig:
     has a `served_model_name`, which clients and metrics see. `dtype`: what it computes in, one of
     DTYPES. `prefix_cache` is where the knob of that name starts; `prefix_ttl_s` 0: cached prefixes
     stay until the pool needs their blocks; `prefix_warm` lists prompts to compute at the start
-    (warm.py). `cache`: folder of compiled decode steps; None: steps are not compiled.
+    (warm.py). `tenants` lists who is in which tier (sched/quotas.py). `cache`: folder of compiled
+    decode steps; None: steps are not compiled.
     """
 
     name: str = "engine-0"
@@ -42,6 +43,7 @@ class EngineConfig:
     prefix_cache: str = "off"
     prefix_ttl_s: float = 0.0
     prefix_warm: Path | None = None
+    tenants: Path | None = None
     queue_requests_max: int = 512
     queue_tokens_max: int = 262_144
     drain_s_max: float = 10.0

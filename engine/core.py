@@ -15,17 +15,20 @@ from collections.abc import Callable
 
 import torch
 
-from engine.barrier import Barrier, new_pool
+from engine.barrier import Barrier, Swap, new_pool
 from engine.config import MODELS, SEQS_MAX, EngineConfig
 from engine.exec.rows import Rows
 from engine.exec.runner import Runner
 from engine.faults import Faults
-from engine.knobs import RuntimeConfig
+from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.prefix import PrefixCache
 from engine.models.loader import compute_dtype, find, load
 from engine.observe import Metrics, Reading
+from engine.policies import PolicyMetrics
 from engine.reconfig import RuntimeStore, Versioned
+from engine.sched import quotas
+from engine.sched.backpressure import QUEUE_REQUESTS_MAX, Backpressure, IdleClock
 from engine.sched.request import PRIORITIES, Finish, Request
 from engine.sched.scheduler import Outcome, Scheduler
 from engine.spans import Tracing
@@ -34,17 +37,22 @@ log = logging.getLogger("engine")
 
 IDLE_S_MAX = 1.0  # an idle engine looks around at least this often
 RETRY_AFTER_S_MAX = 30
+NO_TENANTS = "no tenants are listed; start the engine with --tenants FILE"
 
 Deliver = Callable[[Outcome], None]
 
 
 class Rejected(Exception):
-    """Not admitted: `reason` is one of observe.REJECTIONS; come back after `retry_after_s`."""
+    """Not admitted: `reason` is one of observe.REJECTIONS, `status` what HTTP calls it; come back
+    after `retry_after_s` (None: waiting would not help)."""
 
-    def __init__(self, reason: str, message: str, retry_after_s: int) -> None:
+    def __init__(
+        self, reason: str, message: str, retry_after_s: int | None, status: int = 429
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self.status = status
 
 
 class Core:
@@ -58,6 +66,8 @@ class Core:
         initial = RuntimeConfig(kv_block_size=config.block_size, prefix_cache=config.prefix_cache)
         self.runtime = RuntimeStore(config.state, self.wake.set, initial)
         running = self.runtime.running.config
+        self.quotas = quotas.read(config.tenants) if config.tenants else quotas.Quotas({})
+        self._check_tenants(running)
         dtype, why = compute_dtype(config.dtype, config.model)
         model, self.tokenizer = load(
             find(config.model, config.seed), dtype, config.model_len_max, f"{dtype}, {why}"
@@ -76,8 +86,11 @@ class Core:
         prefixes = PrefixCache(allocator, pool.block_size, ttl_s=config.prefix_ttl_s)
         self.scheduler = Scheduler(self.rows, prefixes, self.tokenizer)
         self.barrier = Barrier(config, self.runner, self.scheduler, self.runtime)
-        self.runtime.prepare = self.barrier.prepare
+        if not self.quotas.listed:
+            self.barrier.unsupported["tenant_quotas"] = NO_TENANTS
+        self.runtime.prepare = self._prepare
         self.metrics = Metrics(config, self.reading)
+        self.metrics.registry.register(PolicyMetrics(self.metrics, self.scheduler, self.quotas))
         self.runtime.listeners.append(self._count_change)
         self.tracing = Tracing(config) if config.otlp_endpoint else None
         self.barrier.start(running)
@@ -89,6 +102,8 @@ class Core:
         self.draining = False
         self.paused = False
         self.stopping = False
+        self.idle = IdleClock()
+        self.backpressure = Backpressure(self.idle, time.monotonic())
         self.thread = threading.Thread(target=self._run, name="step", daemon=True)
         self.faults = Faults(self.runtime, self.scheduler, self.barrier, self.thread)
 
@@ -167,8 +182,9 @@ class Core:
         """Queues a request; called from the event loop only. Raises Rejected."""
         self.metrics.received[request.priority] += 1
         if self.draining or self.stopping:
-            self._reject("shutting_down", "the engine is shutting down")
-        lowest = self.runtime.running.config.shed_below_priority
+            self._reject("shutting_down", "the engine is shutting down", 503)
+        config, now = self.runtime.running.config, time.monotonic()
+        lowest = config.shed_below_priority
         if request.priority < lowest:
             self.metrics.shed[request.priority] += 1
             self._reject(
@@ -185,6 +201,16 @@ class Core:
                 "max_num_queued_tokens",
                 f"{tokens} prompt tokens would wait, allowed: {self.config.queue_tokens_max}",
             )
+        if config.backpressure == "on" and self.backpressure.check(waiting, now):
+            self._reject(
+                "backpressure",
+                f"more than {QUEUE_REQUESTS_MAX} requests wait, and the engine is busy "
+                f"{self.backpressure.utilisation:.0%} of the time",
+            )
+        # Last, for what is charged must be served.
+        if config.tenant_quotas == "on" and (refusal := self.quotas.charge(request, now)):
+            self.metrics.rejected[refusal.reason] += 1
+            raise Rejected(refusal.reason, refusal.message, refusal.retry_after_s, refusal.status)
         self.submitted_requests += 1
         self.submitted_tokens += request.prompt_tokens
         self.inbox.append((request, None, ""))
@@ -209,10 +235,19 @@ class Core:
         self.paused = paused
         self.wake.set()
 
-    def _reject(self, reason: str, message: str) -> None:
+    def _reject(self, reason: str, message: str, status: int = 429) -> None:
         self.metrics.rejected[reason] += 1
         seconds = math.ceil(self.waiting * self.finish_gap_s)
-        raise Rejected(reason, message, min(max(seconds, 1), RETRY_AFTER_S_MAX))
+        raise Rejected(reason, message, min(max(seconds, 1), RETRY_AFTER_S_MAX), status)
+
+    def _prepare(self, before: RuntimeConfig, after: RuntimeConfig) -> Swap | None:
+        self._check_tenants(after)
+        return self.barrier.prepare(before, after)
+
+    def _check_tenants(self, config: RuntimeConfig) -> None:
+        """Raises NotPossible where quotas are on and nobody is listed: all would share one."""
+        if config.tenant_quotas == "on" and not self.quotas.listed:
+            raise NotPossible("no_tenants", "tenant_quotas", f"tenant_quotas: {NO_TENANTS}")
 
     def _count_change(self, version: Versioned) -> None:
         self.metrics.config_changed(version.changed_by)
@@ -236,9 +271,14 @@ class Core:
         now = time.monotonic()
         hold = self.scheduler.hold_until(config)
         if hold > now and not self.stopping:
-            self.wake.wait(hold - now)
+            self._wait(hold - now)
         elif not self._step(config, now):
-            self.wake.wait(IDLE_S_MAX)
+            self._wait(IDLE_S_MAX)
+
+    def _wait(self, seconds: float) -> None:
+        self.idle.begin(time.monotonic())
+        self.wake.wait(seconds)
+        self.idle.end(time.monotonic())
 
     def _take_in(self) -> None:
         while self.inbox:
@@ -278,6 +318,7 @@ class Core:
 
     def _ended(self, request: Request) -> None:
         self.metrics.finished(request)
+        self.quotas.settle(request, request.finished)
         gap = min(request.finished - self.finished_at, 1.0) if self.finished_at else 0.0
         self.finish_gap_s += 0.05 * (gap - self.finish_gap_s)
         self.finished_at = request.finished

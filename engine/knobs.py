@@ -11,6 +11,8 @@ from engine.config import BLOCK_SIZES, SEQS_MAX
 
 Value = int | str
 
+LENGTH_WINDOW_ADAPTIVE = -1  # a value of length_window_tokens
+
 
 class KnobError(ValueError):
     """A knob value that cannot be taken; `code` is what the API answers, `knob` names it."""
@@ -125,6 +127,38 @@ KNOBS: dict[str, Knob] = {
             help="Requests of a lower x-priority (low 0, normal 1, high 2, realtime 3) get 429.",
         ),
         Knob(
+            name="length_window_tokens",
+            unit="tokens",
+            minimum=LENGTH_WINDOW_ADAPTIVE,
+            maximum=8192,
+            default=0,
+            ladder=(LENGTH_WINDOW_ADAPTIVE, 0, 64, 256, 1024),
+            help="How far the lengths of the prompts of one step may differ; 0: any; -1: adaptive, "
+            "1024 times the free share of the KV pool, at least 64, and slices by their lengths.",
+        ),
+        Knob(
+            name="priority_weights",
+            unit="",
+            default="off",
+            ladder=("off", "on"),
+            help="Share the engine by x-priority (high and realtime 2, normal 1, low 1/4), instead "
+            "of first come first served.",
+        ),
+        Knob(
+            name="tenant_quotas",
+            unit="",
+            default="off",
+            ladder=("off", "on"),
+            help="Hold each x-tenant to the tokens a minute of its tier (--tenants).",
+        ),
+        Knob(
+            name="backpressure",
+            unit="",
+            default="off",
+            ladder=("off", "on"),
+            help="Answer 429 while more than 50 requests wait and the engine is over 0.85 busy.",
+        ),
+        Knob(
             name="kv_block_size",
             unit="tokens",
             default=16,
@@ -161,6 +195,10 @@ class RuntimeConfig:
     max_wait_ms: int = 0
     prefill_chunk_tokens: int = 512
     shed_below_priority: int = 0
+    length_window_tokens: int = 0
+    priority_weights: str = "off"
+    tenant_quotas: str = "off"
+    backpressure: str = "off"
     kv_block_size: int = 16
     graph_capture: str = "on"
     prefix_cache: str = "off"

@@ -40,7 +40,10 @@ STEP_S = (
 )
 PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 CHANGERS_MAX = 16  # label values of engine:config_changes_total; the rest count as "other"
-REJECTIONS = ("max_num_queued_reqs", "max_num_queued_tokens", "shed", "shutting_down")
+REJECTIONS = (
+    *("max_num_queued_reqs", "max_num_queued_tokens", "shed", "shutting_down"),
+    *("backpressure", "tenant_quota", "tenant_burst"),
+)
 
 
 def steps_1_2_5(maximum: int) -> tuple[float, ...]:

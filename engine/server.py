@@ -205,16 +205,14 @@ class App:
             tokens_max=self.config.model_len_max,
         )
         request = parsed.request
+        request.tenant = call.header(b"x-tenant").strip()
         request.stream = stream = Stream(parsed.stream)
         try:
             self.core.submit(request)
         except Rejected as error:
-            raise ApiError(
-                503 if error.reason == "shutting_down" else 429,
-                error.reason,
-                str(error),
-                headers={"retry-after": str(error.retry_after_s)},
-            ) from None
+            after = error.retry_after_s
+            headers = {} if after is None else {"retry-after": str(after)}
+            raise ApiError(error.status, error.reason, str(error), headers=headers) from None
         gone = asyncio.create_task(self._watch(call, request))
         try:
             writer = openai.Writer(parsed, self.config.model_name, self.core.tokenizer)

@@ -190,7 +190,7 @@ SCENARIOS: dict[str, Scenario] = {
                 Event("The captured graphs are dropped.", fault("capture_lost")),
                 mended("A person mends the engine: graphs are captured again."),
             ),
-            # Without graphs it serves two thirds of what it does with them, of shorter answers more.
+            # Without graphs it serves two thirds of that; of shorter answers it would serve more.
             decode_bound=True,
             calm=0.75,
             load=0.75,

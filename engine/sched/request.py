@@ -30,8 +30,9 @@ class Request:
 
     `tokens` (int64) is the prompt, and after a preemption also what was generated before it.
     `salt` sets its cached KV apart from that of other salts; `chain` is its place in the prefix
-    cache, `cached_tokens` how many of its prompt it found there. `stream` is where its tokens go;
-    the scheduler never looks into it.
+    cache, `cached_tokens` how many of its prompt it found there, `to_compute` how many tokens were
+    left to compute when it was last admitted. `charged` is what its `tenant` pays for it until it
+    ends. `stream` is where its tokens go; the scheduler never looks into it.
     """
 
     id: str
@@ -46,11 +47,14 @@ class Request:
     parent: str = ""
     priority: int = NORMAL
     salt: str = ""
+    tenant: str = ""
+    charged: float = 0.0
     prompt_tokens: int = field(init=False)
     limit: int = field(init=False)
     row: int = -1
     chain: Chain | None = None
     cached_tokens: int = 0
+    to_compute: int = 0
     generated: int = 0
     preemptions: int = 0
     chunks: list[tuple[float, float, int]] = field(default_factory=list)  # began, ended, tokens

@@ -18,9 +18,11 @@ from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.prefix import PrefixCache
 from engine.models.tokenizer import ByteTokenizer, Tokenizer
+from engine.sched.length_window import LengthWindow
+from engine.sched.priority import Priority
 from engine.sched.request import Finish, Request
 
-DEFERRED_REQUESTS_MAX = 32  # that wait for a prefix while those behind them are admitted
+PASSED_REQUESTS_MAX = 32  # that wait for a prefix, or their like, while those behind are admitted
 
 
 @dataclass
@@ -64,7 +66,8 @@ class Outcome:
 
 
 class Scheduler:
-    """`waiting` is first come first served; `running` is in order of admission."""
+    """`waiting` is first come first served, unless `priority` is on; `running` is in order of
+    admission."""
 
     def __init__(
         self, rows: Rows, prefixes: PrefixCache, tokenizer: Tokenizer | None = None
@@ -78,6 +81,8 @@ class Scheduler:
         self.ends[list(tokenizer.eos)] = True
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.priority = Priority()
+        self.lengths = LengthWindow()
         self.paused = False
         self.preemptions = 0
         self.left_requests = 0  # of those ever added, how many no longer wait for the first time
@@ -110,6 +115,8 @@ class Scheduler:
     def plan(self, config: RuntimeConfig, now: float) -> Plan | None:
         """The next step, or None when there is nothing to run."""
         budget = config.max_num_batched_tokens
+        chunk_tokens = self.lengths.chunk_tokens(config)
+        self.priority.switch(config.priority_weights == "on")
         preemptions = self.preemptions
         self.deferred = 0
         known, computed = self.rows.known, self.rows.computed
@@ -123,17 +130,20 @@ class Scheduler:
         for request in begun:
             if budget <= 0:
                 break
-            chunk = self._next_chunk(request, min(budget, config.prefill_chunk_tokens))
+            chunk = self._next_chunk(request, min(budget, chunk_tokens))
             if chunk is not None:
                 chunks.append(chunk)
                 budget -= chunk.count
         if self.preemptions == preemptions and not self.paused:
-            self._admit(config, budget, chunks, now)
+            self._admit(config, budget, chunk_tokens, chunks, now)
         # A later allocation may have taken the blocks of one that was planned before it.
         decodes = [request for request in decodes if request.row >= 0]
         chunks = [chunk for chunk in chunks if chunk.request.row >= 0]
         if not decodes and not chunks:
             return None
+        if self.priority.on:
+            prompts = [(chunk.request, chunk.count) for chunk in chunks]
+            self.priority.charge(decodes, prompts, idle=not self.waiting)
         rows = np.array([request.row for request in decodes], np.int64)
         order = np.argsort(-computed[rows], kind="stable")
         return Plan([decodes[i] for i in order.tolist()], rows[order], chunks)
@@ -181,7 +191,7 @@ class Scheduler:
         return True
 
     def halve_pool(self) -> None:
-        """Takes half of the blocks away; preempts the latest admitted where they are not free.
+        """Takes half of the blocks away; preempts where they are not free.
 
         Raises NotPossible, nothing changed, when a lone request would not fit any more.
         """
@@ -192,7 +202,7 @@ class Scheduler:
             )
         self.allocator.unpin()
         while not self.allocator.withhold(blocks // 2):
-            self._preempt(self.running[-1])
+            self._preempt(self.priority.victim(self.running))
 
     def _end(self, request: Request, finish: Finish, now: float) -> None:
         request.generated = int(self.rows.known[request.row]) - request.prompt_tokens
@@ -216,34 +226,51 @@ class Scheduler:
         computed = int(rows.computed[row])
         self.prefixes.keep(request.chain, rows.tokens[row], rows.tables[row], computed)
 
-    def _admit(self, config: RuntimeConfig, budget: int, chunks: list[Chunk], now: float) -> None:
+    def _admit(
+        self, config: RuntimeConfig, budget: int, chunk_tokens: int, chunks: list[Chunk], now: float
+    ) -> None:
         """Moves waiting requests into the batch while requests, tokens and blocks allow it.
 
         Those that begin as one that is being computed wait for it, and let others pass (single
-        flight): it runs, and with its end, or its preemption, they go on by themselves.
+        flight): it runs, and with its end, or its preemption, they go on by themselves. So do those
+        of another length than the step's, when there is a window: behind the first in the queue.
         """
+        room = config.max_num_seqs - len(self.running)
+        if budget <= 0 or room <= 0:
+            return
+        self.waiting = self.priority.ordered(self.waiting, room + PASSED_REQUESTS_MAX)
+        group = self.lengths.group(config, self.allocator, [chunk.request for chunk in chunks])
+        passed = 0
         while (
-            self.deferred < min(len(self.waiting), DEFERRED_REQUESTS_MAX)
+            passed < min(len(self.waiting), PASSED_REQUESTS_MAX)
             and budget > 0
             and len(self.running) < config.max_num_seqs
         ):
-            request = self.waiting[self.deferred]
+            request = self.waiting[passed]
             request.chain = self.prefixes.chain(request.chain, request.tokens, request.salt)
             if self.prefixes.waits(request.chain):
                 self.deferred += 1
+                passed += 1
                 continue
             found = self.prefixes.find(request.chain)
             if self.prefixes.awaited(request.chain, len(found)):
                 self.deferred += 1
+                passed += 1
                 continue
             start = len(found) * self.rows.block_size
-            count = min(len(request.tokens) - start, budget, config.prefill_chunk_tokens)
+            missing = len(request.tokens) - start
+            if group is not None and not group.takes(missing):
+                if not group.grown:
+                    break
+                passed += 1
+                continue
+            count = min(missing, budget, chunk_tokens)
             needed = -(-(start + count) // self.rows.block_size)
             needed -= sum(not self.allocator.available(block) for block in found)
             # Room for one more block each, so that admitting does not preempt in the next step.
             if self.running and needed + len(self.running) > self.allocator.available_blocks:
                 break
-            del self.waiting[self.deferred]
+            del self.waiting[passed]
             self._leave_queue(request)
             request.row = self.rows.open(
                 request.tokens,
@@ -254,6 +281,10 @@ class Scheduler:
             )
             self.running.append(request)
             self._begin_with(request, found)
+            if group is not None:
+                group.add(missing)
+                if not request.scheduled:
+                    self.lengths.saw(request.prompt_tokens)
             request.scheduled = request.scheduled or now
             chunk = self._next_chunk(request, count)
             assert chunk is not None
@@ -266,6 +297,7 @@ class Scheduler:
         self.prefixes.take(request.chain, found)
         self.rows.append_blocks(row, found)
         self.rows.computed[row] = tokens
+        request.to_compute = len(request.tokens) - tokens
         if request.chain is not None and not request.scheduled:
             request.cached_tokens = tokens
             self.prefix_queries += request.prompt_tokens
@@ -293,7 +325,7 @@ class Scheduler:
         return [request for request in decodes if request.row >= 0]
 
     def _own(self, request: Request, tokens: int) -> bool:
-        """Blocks for `tokens` tokens, preempting the latest admitted while the pool is short.
+        """Blocks for `tokens` tokens, preempting while the pool is short.
 
         False when that was the request itself. A lone request always fits (EngineConfig).
         """
@@ -302,7 +334,7 @@ class Scheduler:
         if needed <= 0:
             return True
         while (blocks := self.allocator.allocate(needed)) is None:
-            victim = self.running[-1]
+            victim = self.priority.victim(self.running)
             assert victim is not request or len(self.running) > 1, "the pool is too small for one"
             self._preempt(victim)
             if victim is request:
@@ -314,7 +346,7 @@ class Scheduler:
         """Back to the head of the queue with all its tokens; its KV is computed again later."""
         victim.tokens = self.rows.tokens[victim.row, : self.rows.known[victim.row]].copy()
         self._release(victim)
-        self.running.pop()
+        self.running.remove(victim)
         self.waiting.appendleft(victim)
         victim.preemptions += 1
         self.preemptions += 1
