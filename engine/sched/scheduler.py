@@ -15,10 +15,11 @@ import numpy as np
 
 from engine.exec.rows import Rows
 from engine.knobs import NotPossible, RuntimeConfig
-from engine.kv.allocator import PagedAllocator
+from engine.kv.allocator import Allocator
 from engine.kv.prefix import PrefixCache
 from engine.models.tokenizer import ByteTokenizer, Tokenizer
 from engine.sched.request import Finish, Request
+from engine.sched.stalls import Stalls
 
 DEFERRED_REQUESTS_MAX = 32  # that wait for a prefix while those behind them are admitted
 
@@ -85,9 +86,10 @@ class Scheduler:
         self.prefix_queries = 0  # prompt tokens looked up, and of them found
         self.prefix_hits = 0
         self.deferred = 0  # requests that wait for a prefix, of those that wait
+        self.stalls = Stalls()
 
     @property
-    def allocator(self) -> PagedAllocator:
+    def allocator(self) -> Allocator:
         return self.prefixes.allocator
 
     def add(self, request: Request) -> None:
@@ -129,6 +131,7 @@ class Scheduler:
                 budget -= chunk.count
         if self.preemptions == preemptions and not self.paused:
             self._admit(config, budget, chunks, now)
+        self.stalls.turn(now)
         # A later allocation may have taken the blocks of one that was planned before it.
         decodes = [request for request in decodes if request.row >= 0]
         chunks = [chunk for chunk in chunks if chunk.request.row >= 0]
@@ -238,10 +241,13 @@ class Scheduler:
                 continue
             start = len(found) * self.rows.block_size
             count = min(len(request.tokens) - start, budget, config.prefill_chunk_tokens)
-            needed = -(-(start + count) // self.rows.block_size)
+            needed = self._blocks_to_own(request, start + count)
             needed -= sum(not self.allocator.available(block) for block in found)
             # Room for one more block each, so that admitting does not preempt in the next step.
-            if self.running and needed + len(self.running) > self.allocator.available_blocks:
+            spare = 0 if self.allocator.contiguous else len(self.running)
+            if self.running and not self.allocator.fits(needed + spare):
+                if needed + spare <= self.allocator.free_blocks:
+                    self.stalls.held_up = request
                 break
             del self.waiting[self.deferred]
             self._leave_queue(request)
@@ -292,13 +298,19 @@ class Scheduler:
                 self._own(request, int(self.rows.computed[request.row]) + 1)
         return [request for request in decodes if request.row >= 0]
 
+    def _blocks_to_own(self, request: Request, tokens: int) -> int:
+        """For its next `tokens`; in a contiguous pool for all that will ever be computed of it."""
+        if self.allocator.contiguous:
+            tokens = request.limit - 1  # nobody reads the KV of its last token
+        return -(-tokens // self.rows.block_size)
+
     def _own(self, request: Request, tokens: int) -> bool:
         """Blocks for `tokens` tokens, preempting the latest admitted while the pool is short.
 
         False when that was the request itself. A lone request always fits (EngineConfig).
         """
         row = request.row
-        needed = -(-tokens // self.rows.block_size) - int(self.rows.owned[row])
+        needed = self._blocks_to_own(request, tokens) - int(self.rows.owned[row])
         if needed <= 0:
             return True
         while (blocks := self.allocator.allocate(needed)) is None:

@@ -44,7 +44,9 @@ def test_the_knobs_are_there_each_in_its_class() -> None:
         "max_wait_ms": "hot",
         "prefill_chunk_tokens": "hot",
         "shed_below_priority": "hot",
+        "kv_compaction": "hot",
         "graph_capture": "barrier",
+        "kv_allocator": "barrier",
         "kv_block_size": "barrier",
         "prefix_cache": "barrier",
     }
