@@ -25,6 +25,7 @@ from engine.knobs import RuntimeConfig
 from engine.kv.allocator import Allocator
 from engine.kv.contiguous import ALLOCATORS, ContiguousAllocator
 from engine.kv.prefix import PrefixCache
+from engine.kv.tier import HostTier
 from engine.memory import Blocks, blocks, memory
 from engine.models.loader import compute_dtype, find, load
 from engine.observe import Metrics, Reading
@@ -78,6 +79,14 @@ class Core:
         allocator = ALLOCATORS[running.kv_allocator](config.kv_pool_tokens // pool.block_size)
         prefixes = PrefixCache(allocator, pool.block_size, ttl_s=config.prefix_ttl_s)
         self.scheduler = Scheduler(self.rows, prefixes, self.tokenizer)
+        self.scheduler.tier = self.tier = HostTier(
+            lambda: self.runner.pool,
+            config.host_tier_bytes,
+            layers=model.shape.layers,
+            kv_heads=model.shape.kv_heads,
+            head_dim=model.shape.head_dim,
+            dtype=model.dtype,
+        )
         self.barrier = Barrier(config, self.runner, self.scheduler, self.runtime)
         self.runtime.prepare = self.barrier.prepare
         self.metrics = Metrics(config, self.reading)
@@ -171,6 +180,8 @@ class Core:
             stall_s=self.scheduler.stalls.seconds,
             compactions=self.compactions,
             compaction_s=self.compaction_s,
+            tier_hits=self.tier.hits,
+            tier_misses=self.tier.misses,
         )
 
     def submit(self, request: Request) -> None:

@@ -163,6 +163,13 @@ KNOBS: dict[str, Knob] = {
             ladder=("off", "on"),
             help="Move contiguous sequences together when a request finds no run long enough.",
         ),
+        Knob(
+            name="preemption",
+            unit="",
+            default="recompute",
+            ladder=("recompute", "swap"),
+            help="Compute a preempted request's KV again, or keep it in host memory meanwhile.",
+        ),
     )
 }
 
@@ -181,6 +188,7 @@ class RuntimeConfig:
     prefix_cache: str = "off"
     kv_allocator: str = "paged"
     kv_compaction: str = "off"
+    preemption: str = "recompute"
 
     def replaced(self, values: Mapping[str, Any]) -> RuntimeConfig:
         """A copy with `values` taken over; raises UnknownKnob or OutOfBounds, changes nothing."""

@@ -102,6 +102,8 @@ class Reading:
     stall_s: float
     compactions: int
     compaction_s: float
+    tier_hits: int
+    tier_misses: int
 
 
 class Metrics:
@@ -309,6 +311,11 @@ class Metrics:
             ("engine:kv_compaction_seconds", reading.compaction_s, "What that took."),
         ):
             yield counter(name, text, [(labels, value)])
+        for name, value, text in (
+            ("engine:tier_hits", reading.tier_hits, "Preempted requests whose KV was copied back."),
+            ("engine:tier_misses", reading.tier_misses, "Preempted requests it had no room for."),
+        ):
+            yield counter(name, text, [({**labels, "tier": "host"}, value)])
         sources = {"local_compute": computed, "local_cache_hit": cached}
         yield counter(
             "vllm:prompt_tokens_by_source",

@@ -2,8 +2,8 @@
 
 One step mixes all running decodes (one token each, first come first) with chunks of prompts:
 those already begun, then newly admitted ones (continuous batching: Yu et al., OSDI'22; chunked
-prefill: Agrawal et al., arXiv:2308.16369; paged KV and preemption by recompute: Kwon et al.,
-SOSP'23). Every call comes from the step thread.
+prefill: Agrawal et al., arXiv:2308.16369; paged KV, preemption by recompute or by swap: Kwon et
+al., SOSP'23). Every call comes from the step thread.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.exec.reblock import slots
 from engine.exec.rows import Rows
 from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import Allocator
 from engine.kv.prefix import PrefixCache
+from engine.kv.tier import HostTier
 from engine.models.tokenizer import ByteTokenizer, Tokenizer
 from engine.sched.request import Finish, Request
 from engine.sched.stalls import Stalls
@@ -87,6 +89,8 @@ class Scheduler:
         self.prefix_hits = 0
         self.deferred = 0  # requests that wait for a prefix, of those that wait
         self.stalls = Stalls()
+        self.tier: HostTier | None = None
+        self.swapping = False  # who is preempted is copied into the tier
 
     @property
     def allocator(self) -> Allocator:
@@ -114,6 +118,7 @@ class Scheduler:
         budget = config.max_num_batched_tokens
         preemptions = self.preemptions
         self.deferred = 0
+        self.swapping = config.preemption == "swap"
         known, computed = self.rows.known, self.rows.computed
         running = np.array([request.row for request in self.running], np.int64)
         missing = known[running] - computed[running]
@@ -178,6 +183,8 @@ class Scheduler:
         if request.row < 0:
             self.waiting.remove(request)
             self._leave_queue(request)
+            if self.tier is not None:
+                self.tier.drop(request)
             request.finish, request.finished = finish, now
         else:
             self._end(request, finish, now)
@@ -236,10 +243,12 @@ class Scheduler:
                 self.deferred += 1
                 continue
             found = self.prefixes.find(request.chain)
-            if self.prefixes.awaited(request.chain, len(found)):
+            start = len(found) * self.rows.block_size
+            if self.tier is not None:
+                start = max(start, self.tier.tokens(request))
+            if self.prefixes.awaited(request.chain, start // self.rows.block_size):
                 self.deferred += 1
                 continue
-            start = len(found) * self.rows.block_size
             count = min(len(request.tokens) - start, budget, config.prefill_chunk_tokens)
             needed = self._blocks_to_own(request, start + count)
             needed -= sum(not self.allocator.available(block) for block in found)
@@ -272,10 +281,26 @@ class Scheduler:
         self.prefixes.take(request.chain, found)
         self.rows.append_blocks(row, found)
         self.rows.computed[row] = tokens
+        if self.tier is not None:
+            self._copy_back(request, self.tier)
         if request.chain is not None and not request.scheduled:
             request.cached_tokens = tokens
             self.prefix_queries += request.prompt_tokens
             self.prefix_hits += tokens
+
+    def _copy_back(self, request: Request, tier: HostTier) -> None:
+        """What the tier kept of it, beyond the blocks it begins with."""
+        first, tokens = int(self.rows.computed[request.row]), tier.tokens(request)
+        if tokens <= first:
+            tier.drop(request)
+            return
+        fits = self._own(request, tokens)
+        assert fits, "it was admitted without room for what was kept of it"
+        tier.take(request, first, self._slots(request, first, tokens))
+        self.rows.computed[request.row] = tokens
+
+    def _slots(self, request: Request, first: int, end: int) -> np.ndarray:
+        return slots(self.rows.layout, request.row, np.arange(first, end))
 
     def _next_chunk(self, request: Request, tokens_max: int) -> Chunk | None:
         """The next chunk with its blocks; None when the request itself had to be preempted."""
@@ -323,7 +348,13 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Request) -> None:
-        """Back to the head of the queue with all its tokens; its KV is computed again later."""
+        """Back to the head of the queue with all its tokens; its KV is computed again later.
+
+        Or copied back, when it is swapped and the tier has room.
+        """
+        computed = int(self.rows.computed[victim.row])
+        if self.swapping and self.tier is not None and computed:
+            self.tier.put(victim, self._slots(victim, 0, computed))
         victim.tokens = self.rows.tokens[victim.row, : self.rows.known[victim.row]].copy()
         self._release(victim)
         self.running.pop()

@@ -28,6 +28,7 @@ from engine.knobs import RuntimeConfig
 from engine.kv.contiguous import ALLOCATORS
 from engine.kv.pool import KVPool
 from engine.kv.prefix import PrefixCache
+from engine.kv.tier import HostTier
 from engine.models.llama import SHAPES, Llama
 from engine.models.tokenizer import Tokenizer
 from engine.sched.request import Request
@@ -109,6 +110,7 @@ def bench(
     words: Tokenizer | None = None,
     caching: bool = False,
     allocator: str = "paged",
+    tier_bytes: int = 0,
 ) -> Bench:
     shape = model.shape
     rows = Rows(rows=64, model_len_max=512, block_size=block_size)
@@ -123,7 +125,16 @@ def bench(
     runner = Runner(model, pool, rows)
     runner.captured = graphs
     prefixes = PrefixCache(ALLOCATORS[allocator](blocks), block_size, on=caching)
-    return Bench(Scheduler(rows, prefixes, words), runner)
+    subject = Bench(Scheduler(rows, prefixes, words), runner)
+    subject.scheduler.tier = HostTier(
+        lambda: runner.pool,
+        tier_bytes,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+    )
+    return subject
 
 
 def request(name: str, tokens: np.ndarray | list[int], max_tokens: int) -> Request:

@@ -72,6 +72,8 @@ OURS = {
     "engine:kv_alloc_stall_seconds": "counter",
     "engine:kv_compactions": "counter",
     "engine:kv_compaction_seconds": "counter",
+    "engine:tier_hits": "counter",
+    "engine:tier_misses": "counter",
 }
 
 
@@ -110,6 +112,8 @@ def metrics(*, contiguous: bool = False) -> Metrics:
         stall_s=1.5,
         compactions=1,
         compaction_s=0.01,
+        tier_hits=3,
+        tier_misses=1,
     )
     return Metrics(EngineConfig(), lambda: reading)
 

@@ -128,6 +128,7 @@ def test_defaults_and_ladders_lie_within_the_bounds() -> None:
         "prefix_cache": "off",
         "kv_allocator": "paged",
         "kv_compaction": "off",
+        "preemption": "recompute",
     }
     for knob in KNOBS.values():
         assert [knob.check(value) for value in knob.ladder] == sorted(knob.ladder)  # type: ignore[type-var]

@@ -45,6 +45,7 @@ def test_the_knobs_are_there_each_in_its_class() -> None:
         "prefill_chunk_tokens": "hot",
         "shed_below_priority": "hot",
         "kv_compaction": "hot",
+        "preemption": "hot",
         "graph_capture": "barrier",
         "kv_allocator": "barrier",
         "kv_block_size": "barrier",
