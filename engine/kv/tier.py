@@ -45,7 +45,7 @@ class HostTier:
         self._blocks = bytes_max // block_bytes
         self._host: KVPool | None = None
         self._kept: dict[Hashable, tuple[list[int], int]] = {}
-        self._make = lambda: KVPool(
+        self._make: Callable[[], KVPool] = lambda: KVPool(
             layers=layers,
             kv_heads=kv_heads,
             head_dim=head_dim,
