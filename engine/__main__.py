@@ -103,6 +103,10 @@ def parse(arguments: list[str]) -> EngineConfig:
         help="cached KV that nobody used for so long is not used again; 0: no limit",
     )  # fmt: skip
     add(
+        "--host-tier-bytes", type=int, default=default.host_tier_bytes, metavar="BYTES",
+        help="host memory for the KV of preempted requests, where preemption is swap",
+    )  # fmt: skip
+    add(
         "--queue-requests-max", type=int, default=default.queue_requests_max, metavar="REQUESTS",
         help="may wait; the next is answered 429",
     )  # fmt: skip

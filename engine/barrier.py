@@ -23,7 +23,7 @@ from engine.exec.compiled import Compiled
 from engine.exec.reblock import Layout, blocks_needed, reblock
 from engine.exec.runner import Runner
 from engine.knobs import NotPossible, RuntimeConfig
-from engine.kv.allocator import PagedAllocator
+from engine.kv.contiguous import ALLOCATORS
 from engine.kv.pool import CANARY_TOKENS, KVPool
 from engine.kv.prefix import PrefixCache
 from engine.models.llama import Llama
@@ -80,7 +80,11 @@ class Barrier:
         self.canary = Canary(runner)
 
     def start(self, running: RuntimeConfig) -> None:
-        """Captures, if that is asked for, before the first step. Without it the engine serves."""
+        """Captures, if that is asked for, before the first step. Without it the engine serves.
+
+        Raises NotPossible for knobs that exclude each other, as a file of state may have them.
+        """
+        self._check_pair(running, "kv_allocator")
         self.scheduler.prefixes.turn(running.prefix_cache == "on")
         if running.graph_capture == "on":
             try:
@@ -92,18 +96,21 @@ class Barrier:
     def prepare(self, before: RuntimeConfig, after: RuntimeConfig) -> Swap | None:
         """What to run between two steps; None when no barrier knob changes. Raises NotPossible."""
         turned = after.graph_capture != before.graph_capture
-        recut = after.kv_block_size != before.kv_block_size
+        resized = after.kv_block_size != before.kv_block_size
+        recut = resized or after.kv_allocator != before.kv_allocator
         if not turned and not recut and after.prefix_cache == before.prefix_cache:
             return None
+        kept = after.kv_allocator == before.kv_allocator
+        self._check_pair(after, "prefix_cache" if kept else "kv_allocator")
         captured = self.runner.captured if after.graph_capture == "on" else None
-        if (turned and after.graph_capture == "on") or (recut and captured is not None):
+        if (turned and after.graph_capture == "on") or (resized and captured is not None):
             captured = self._capture(after.kv_block_size)
         pool = None
         if recut:
             pool = new_pool(self.config, self.runner.model, after.kv_block_size)
             pool.touch()
-            self._check_room(after.kv_block_size)
-        return Swap(self, pool, captured, after.prefix_cache == "on")
+            self._check_room(after, "kv_block_size" if kept else "kv_allocator")
+        return Swap(self, pool, captured, after.prefix_cache == "on", after.kv_allocator)
 
     def upgrade(self, compiled: Compiled) -> None:
         """Takes the compiled step for the graphs, where graphs are in use."""
@@ -111,7 +118,8 @@ class Barrier:
             if isinstance(self.runner.captured, Graphs):
                 try:
                     caching = self.scheduler.prefixes.on
-                    self.runtime.boundary.run(Swap(self, None, compiled, caching))
+                    kind = self.runtime.running.config.kv_allocator
+                    self.runtime.boundary.run(Swap(self, None, compiled, caching, kind))
                 except (NotPossible, TimeoutError) as error:
                     log.warning("%s: the compiled step is not used: %s", self.config.name, error)
 
@@ -147,30 +155,43 @@ class Barrier:
         self.workshop.order(self.upgrade)
         return graphs
 
-    def _check_room(self, block_size: int) -> None:
-        """An early no, of the moment; `reblock` has the last word."""
-        allocator = self.prefixes_for(block_size).allocator
-        lone = -(-self.config.model_len_max // block_size)
-        needed = max(lone, blocks_needed(self.runner.rows, block_size))
-        if needed > allocator.blocks:
-            raise self.too_small(block_size, needed, allocator.blocks)
+    @staticmethod
+    def _check_pair(config: RuntimeConfig, knob: str) -> None:
+        if config.kv_allocator == "contiguous" and config.prefix_cache == "on":
+            raise NotPossible(
+                "excluded",
+                knob,
+                f"{knob}: sequences in runs of their own share no blocks, so kv_allocator "
+                "contiguous and prefix_cache on exclude each other",
+            )
 
-    def prefixes_for(self, block_size: int) -> PrefixCache:
-        """Of a pool cut otherwise, and empty; what share is withheld now stays withheld."""
+    def _check_room(self, after: RuntimeConfig, knob: str) -> None:
+        """An early no, of the moment; `reblock` has the last word."""
+        size = after.kv_block_size
+        allocator = self.prefixes_for(size, after.kv_allocator).allocator
+        lone = -(-self.config.model_len_max // size)
+        needed = blocks_needed(self.runner.rows, size, contiguous=allocator.contiguous)
+        if max(lone, needed) > allocator.blocks:
+            raise self.too_small(knob, size, max(lone, needed), allocator.blocks)
+
+    def prefixes_for(self, block_size: int, kind: str) -> PrefixCache:
+        """Of a pool cut otherwise, and empty; what share is withheld now stays withheld.
+
+        `kind`: a value of the knob kv_allocator.
+        """
         now = self.scheduler.allocator
         total = self.config.kv_pool_tokens // block_size
-        allocator = PagedAllocator(total)
-        share = now.withheld_blocks / (now.blocks + now.withheld_blocks)
-        allocator.withhold(round(total * share))
+        allocator = ALLOCATORS[kind](total)
+        allocator.withhold(round(total * now.withheld_blocks / now.total))
         allocator.evictions = now.evictions
         return PrefixCache(allocator, block_size, ttl_s=self.config.prefix_ttl_s)
 
     @staticmethod
-    def too_small(block_size: int, needed: int, blocks: int) -> NotPossible:
+    def too_small(knob: str, block_size: int, needed: int, blocks: int) -> NotPossible:
         return NotPossible(
             "does_not_fit",
-            "kv_block_size",
-            f"kv_block_size: {needed} blocks of {block_size} tokens would be needed for what runs, "
+            knob,
+            f"{knob}: {needed} blocks of {block_size} tokens would be needed for what runs, "
             f"or for the longest request; the pool has {blocks}",
         )
 
@@ -180,13 +201,15 @@ class Swap:
     """One exchange, prepared. Called on the step thread, between two steps.
 
     `pool` None: the blocks stay as they are. `caching`: whether prefixes are; turned on or off, or
-    with other blocks, the cache is empty. Raises NotPossible, and all else is as before.
+    with other blocks, the cache is empty. `kind`: of allocator. Raises NotPossible, and all else is
+    as before.
     """
 
     barrier: Barrier
     pool: KVPool | None
     captured: Captured | None
     caching: bool
+    kind: str
 
     def __call__(self) -> None:
         began = time.monotonic()
@@ -210,11 +233,14 @@ class Swap:
 
     def _moved(self, pool: KVPool) -> Layout:
         barrier, rows = self.barrier, self.barrier.runner.rows
-        prefixes = barrier.prefixes_for(pool.block_size)
+        prefixes = barrier.prefixes_for(pool.block_size, self.kind)
+        allocator = prefixes.allocator
         layout = reblock(rows, barrier.runner.pool, pool, prefixes)
         if layout is None:
-            needed = blocks_needed(rows, pool.block_size)
-            raise barrier.too_small(pool.block_size, needed, prefixes.allocator.blocks)
+            needed = blocks_needed(rows, pool.block_size, contiguous=allocator.contiguous)
+            resized = pool.block_size != barrier.runner.pool.block_size
+            knob = "kv_block_size" if resized else "kv_allocator"
+            raise barrier.too_small(knob, pool.block_size, needed, allocator.blocks)
         return layout
 
     def _use(self, layout: Layout, captured: Captured | None, caching: bool) -> None:

@@ -23,8 +23,9 @@ class EngineConfig:
     has a `served_model_name`, which clients and metrics see. `dtype`: what it computes in, one of
     DTYPES. `prefix_cache` is where the knob of that name starts; `prefix_ttl_s` 0: cached prefixes
     stay until the pool needs their blocks; `prefix_warm` lists prompts to compute at the start
-    (warm.py). `tenants` lists who is in which tier (sched/quotas.py). `cache`: folder of compiled
-    decode steps; None: steps are not compiled.
+    (warm.py). `tenants` lists who is in which tier (sched/quotas.py). `host_tier_bytes`: host
+    memory for the KV of preempted sequences. `cache`: folder of compiled decode steps; None: steps
+    are not compiled.
     """
 
     name: str = "engine-0"
@@ -44,6 +45,7 @@ class EngineConfig:
     prefix_ttl_s: float = 0.0
     prefix_warm: Path | None = None
     tenants: Path | None = None
+    host_tier_bytes: int = 268_435_456
     queue_requests_max: int = 512
     queue_tokens_max: int = 262_144
     drain_s_max: float = 10.0
@@ -68,6 +70,8 @@ class EngineConfig:
             raise ValueError(f"prefix_warm: got {self.prefix_warm}, allowed: with prefix_cache on")
         if not self.prefix_ttl_s >= 0:
             raise ValueError(f"prefix_ttl_s: got {self.prefix_ttl_s}, allowed: 0 or more seconds")
+        if self.host_tier_bytes < 0:
+            raise ValueError(f"host_tier_bytes: got {self.host_tier_bytes}, allowed: 0 or more")
         if not 0 <= self.port <= 65_535:
             raise ValueError(f"port: got {self.port}, allowed: 0 to 65535 (0 picks a free one)")
         if not MODEL_LEN_MIN <= self.model_len_max <= MODEL_LEN_MAX:

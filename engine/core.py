@@ -17,12 +17,16 @@ import torch
 
 from engine.barrier import Barrier, Swap, new_pool
 from engine.config import MODELS, SEQS_MAX, EngineConfig
+from engine.exec.compact import compact
 from engine.exec.rows import Rows
 from engine.exec.runner import Runner
 from engine.faults import Faults
 from engine.knobs import NotPossible, RuntimeConfig
-from engine.kv.allocator import PagedAllocator
+from engine.kv.allocator import Allocator
+from engine.kv.contiguous import ALLOCATORS, ContiguousAllocator
 from engine.kv.prefix import PrefixCache
+from engine.kv.tier import HostTier
+from engine.memory import Blocks, blocks, memory
 from engine.models.loader import compute_dtype, find, load
 from engine.observe import Metrics, Reading
 from engine.policies import PolicyMetrics
@@ -82,9 +86,17 @@ class Core:
             block_size=pool.block_size,
         )
         self.runner = Runner(model, pool, self.rows)
-        allocator = PagedAllocator(config.kv_pool_tokens // pool.block_size)
+        allocator = ALLOCATORS[running.kv_allocator](config.kv_pool_tokens // pool.block_size)
         prefixes = PrefixCache(allocator, pool.block_size, ttl_s=config.prefix_ttl_s)
         self.scheduler = Scheduler(self.rows, prefixes, self.tokenizer)
+        self.scheduler.tier = self.tier = HostTier(
+            lambda: self.runner.pool,
+            config.host_tier_bytes,
+            layers=model.shape.layers,
+            kv_heads=model.shape.kv_heads,
+            head_dim=model.shape.head_dim,
+            dtype=model.dtype,
+        )
         self.barrier = Barrier(config, self.runner, self.scheduler, self.runtime)
         if not self.quotas.listed:
             self.barrier.unsupported["tenant_quotas"] = NO_TENANTS
@@ -97,6 +109,8 @@ class Core:
         self.inbox: deque[tuple[Request, Finish | None, str]] = deque()  # finish None: submit
         self.submitted_requests = 0
         self.submitted_tokens = 0
+        self.compactions = 0
+        self.compaction_s = 0.0
         self.finish_gap_s = 0.0  # mean time between two finished requests, lately
         self.finished_at = 0.0
         self.draining = False
@@ -156,7 +170,7 @@ class Core:
         return self.waiting + len(self.scheduler.running)
 
     @property
-    def allocator(self) -> PagedAllocator:
+    def allocator(self) -> Allocator:
         return self.scheduler.allocator
 
     def reading(self) -> Reading:
@@ -176,6 +190,13 @@ class Core:
             rollbacks=self.barrier.rollbacks,
             swap_s=self.barrier.swap_s,
             spans_dropped=self.tracing.dropped if self.tracing else 0,
+            memory=memory(self.scheduler),
+            stalls=self.scheduler.stalls.count,
+            stall_s=self.scheduler.stalls.seconds,
+            compactions=self.compactions,
+            compaction_s=self.compaction_s,
+            tier_hits=self.tier.hits,
+            tier_misses=self.tier.misses,
         )
 
     def submit(self, request: Request) -> None:
@@ -230,6 +251,13 @@ class Core:
             self.runtime.boundary.run(lambda: forgotten.append(self.scheduler.prefixes.flush()))
         return forgotten[0]
 
+    def kv_blocks(self) -> tuple[Blocks, Versioned]:
+        """As they are between two steps, and under which configuration. Raises TimeoutError."""
+        seen: list[Blocks] = []
+        with self.runtime.changing:
+            self.runtime.boundary.run(lambda: seen.append(blocks(self.scheduler, self.runner.pool)))
+            return seen[0], self.runtime.running
+
     def pause(self, paused: bool) -> None:
         """Paused, running requests finish and the queue keeps; nothing new is started."""
         self.paused = paused
@@ -268,6 +296,8 @@ class Core:
         self.wake.clear()
         self._take_in()
         config = self.runtime.take()
+        if config.kv_compaction == "on" and self.scheduler.stalls.stalled:
+            self._compact()
         now = time.monotonic()
         hold = self.scheduler.hold_until(config)
         if hold > now and not self.stopping:
@@ -288,6 +318,14 @@ class Core:
             else:
                 self._abandon(request, finish, error)
         self.scheduler.paused = self.paused
+
+    def _compact(self) -> None:
+        """Ends the stall of the last step, unless the pool has changed since."""
+        began, allocator = time.monotonic(), self.allocator
+        if isinstance(allocator, ContiguousAllocator):
+            compact(self.rows, self.runner.pool, allocator)
+            self.compactions += 1
+            self.compaction_s += time.monotonic() - began
 
     def _step(self, config: RuntimeConfig, began: float) -> bool:
         """One step; False when there was nothing to run."""

@@ -182,6 +182,28 @@ KNOBS: dict[str, Knob] = {
             help="Begin a request with the KV blocks of others that began with the same tokens.",
             apply_class="barrier",
         ),
+        Knob(
+            name="kv_allocator",
+            unit="",
+            default="paged",
+            ladder=("contiguous", "paged"),
+            help="Give a request blocks as it grows, or one run of blocks for all it may become.",
+            apply_class="barrier",
+        ),
+        Knob(
+            name="kv_compaction",
+            unit="",
+            default="off",
+            ladder=("off", "on"),
+            help="Move contiguous sequences together when a request finds no run long enough.",
+        ),
+        Knob(
+            name="preemption",
+            unit="",
+            default="recompute",
+            ladder=("recompute", "swap"),
+            help="Compute a preempted request's KV again, or keep it in host memory meanwhile.",
+        ),
     )
 }
 
@@ -202,6 +224,9 @@ class RuntimeConfig:
     kv_block_size: int = 16
     graph_capture: str = "on"
     prefix_cache: str = "off"
+    kv_allocator: str = "paged"
+    kv_compaction: str = "off"
+    preemption: str = "recompute"
 
     def replaced(self, values: Mapping[str, Any]) -> RuntimeConfig:
         """A copy with `values` taken over; raises UnknownKnob or OutOfBounds, changes nothing."""

@@ -17,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 
 from engine.config import EngineConfig
 from engine.exec.capture import Captured
-from engine.knobs import Value
+from engine.knobs import KNOBS, Value
+from engine.kv.stats import Memory
 from engine.sched.request import PRIORITIES, Finish, Request
 from engine.sched.scheduler import Outcome, Plan
 
@@ -99,6 +100,13 @@ class Reading:
     rollbacks: int
     swap_s: float
     spans_dropped: int
+    memory: Memory
+    stalls: int
+    stall_s: float
+    compactions: int
+    compaction_s: float
+    tier_hits: int
+    tier_misses: int
 
 
 class Metrics:
@@ -196,16 +204,18 @@ class Metrics:
         self.changes[by] = self.changes.get(by, 0) + 1
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._gauges()
-        yield from self._counters()
+        reading = self.read()
+        yield from self._gauges(reading)
+        yield from self._memory(reading.memory)
+        yield from self._counters(reading)
         yield from self._histograms()
 
     @property
     def labels(self) -> dict[str, str]:
         return {"model_name": self.config.model_name, "engine": self.config.name}
 
-    def _gauges(self) -> Iterator[Metric]:
-        reading, labels = self.read(), self.labels
+    def _gauges(self, reading: Reading) -> Iterator[Metric]:
+        labels = self.labels
         for name, value, text in (
             ("vllm:num_requests_running", reading.running, "Requests in the running batch."),
             ("vllm:num_requests_waiting", reading.waiting, "Requests waiting to be run."),
@@ -234,8 +244,8 @@ class Metrics:
         )
         yield gauge(
             "engine:knob",
-            "Running value of a knob, in the knob's unit; off is 0, on is 1.",
-            [({**labels, "knob": knob}, number(value)) for knob, value in reading.knobs.items()],
+            "Running value of a knob, in its unit; of words the place among them: off 0, on 1.",
+            [({**labels, "knob": k}, number(k, value)) for k, value in reading.knobs.items()],
         )
         size = int(reading.knobs["kv_block_size"])
         info = {
@@ -247,8 +257,35 @@ class Metrics:
         }
         yield gauge("vllm:cache_config_info", "The KV cache.", [({**labels, **info}, 1)])
 
-    def _counters(self) -> Iterator[Metric]:
-        labels, reading = self.labels, self.read()
+    def _memory(self, memory: Memory) -> Iterator[Metric]:
+        """How the free blocks of the KV pool lie, and what those in use waste."""
+        labels, entropy, stranded = self.labels, memory.entropy_bits, memory.stranded_tokens()
+        yield gauge(
+            "engine:kv_free_runs",
+            "Runs of consecutive free blocks of at most `le` blocks.",
+            [({**labels, "le": le}, count) for le, count in memory.run_counts()],
+        )
+        for name, value, text in (
+            ("engine:kv_largest_free_run_blocks", memory.longest, "Blocks of the longest of them."),
+            (
+                "engine:kv_internal_waste_tokens",
+                memory.waste_tokens,
+                "Room in allocated blocks for tokens that their sequence does not have.",
+            ),
+        ):
+            yield gauge(name, text, [(labels, value)])
+        if entropy is not None:
+            text = "Entropy of the free runs, in bits; of a contiguous pool only."
+            yield gauge("engine:kv_fragmentation_entropy", text, [(labels, entropy)])
+        if stranded:
+            yield gauge(
+                "engine:kv_stranded_tokens",
+                "Free, and of no use to requests of the size asked for; 0 where blocks are paged.",
+                [({**labels, "asked": size}, tokens) for size, tokens in stranded.items()],
+            )
+
+    def _counters(self, reading: Reading) -> Iterator[Metric]:
+        labels = self.labels
         dropped, rollbacks = reading.spans_dropped, reading.rollbacks
         # Read once, and summed, not subtracted: a step may end meanwhile, and no counter may fall.
         cached, computed = self.prompt_cached_tokens, self.prompt_computed_tokens
@@ -271,8 +308,17 @@ class Metrics:
             ("engine:near_ties", self.near_ties, "Greedy choices decided by the reference."),
             ("engine:config_rollbacks", rollbacks, "Changes taken back by their own proof."),
             ("engine:spans_dropped", dropped, "Requests whose spans were not delivered."),
+            ("engine:kv_alloc_stalls", reading.stalls, "Requests no free run was long enough for."),
+            ("engine:kv_alloc_stall_seconds", reading.stall_s, "Time some request waited so."),
+            ("engine:kv_compactions", reading.compactions, "Times sequences were moved together."),
+            ("engine:kv_compaction_seconds", reading.compaction_s, "What that took."),
         ):
             yield counter(name, text, [(labels, value)])
+        for name, value, text in (
+            ("engine:tier_hits", reading.tier_hits, "Preempted requests whose KV was copied back."),
+            ("engine:tier_misses", reading.tier_misses, "Preempted requests it had no room for."),
+        ):
+            yield counter(name, text, [({**labels, "tier": "host"}, value)])
         sources = {"local_compute": computed, "local_cache_hit": cached}
         yield counter(
             "vllm:prompt_tokens_by_source",
@@ -344,9 +390,9 @@ class Metrics:
         )
 
 
-def number(value: Value) -> float:
+def number(knob: str, value: Value) -> float:
     """A knob's value as a sample."""
-    return float(value == "on") if isinstance(value, str) else float(value)
+    return float(KNOBS[knob].ladder.index(value) if isinstance(value, str) else value)
 
 
 Samples = list[tuple[dict[str, str], float]]

@@ -20,6 +20,7 @@ from engine.config import EngineConfig
 from engine.core import Core, Rejected
 from engine.faults import FaultError
 from engine.knobs import KnobError, NotPossible, OutOfBounds
+from engine.memory import described
 from engine.openai import ApiError, bad
 from engine.reconfig import CHANGED_BY_CHARS_MAX, StaleVersion
 from engine.sched.request import Finish, Request
@@ -154,6 +155,7 @@ class App:
             "/v1/faults": {"POST": self.faults},
             "/pause": {"POST": self.pause},
             "/resume": {"POST": self.resume},
+            "/v1/kv/map": {"GET": self.kv_map},
             "/reset_prefix_cache": {"POST": self.reset_prefix_cache},
         }
 
@@ -308,6 +310,23 @@ class App:
         except TimeoutError as error:
             raise ApiError(500, "not_taken", str(error)) from None
         await call.answer({"forgotten_blocks": forgotten})
+
+    async def kv_map(self, call: Call) -> None:
+        """What each block of the KV pool holds and for whom, in runs, from block `from` on."""
+        try:
+            pool, version = await asyncio.to_thread(self.core.kv_blocks)
+        except TimeoutError as error:
+            raise ApiError(500, "not_taken", str(error)) from None
+        start, last = call.query("from", "0"), len(pool.states) - 1
+        digits = start.isascii() and start.isdigit() and len(start) <= len(str(last))
+        if not digits or int(start) > last:
+            raise bad("from", f"got {start!r}, allowed: 0 to {last}")
+        head = {
+            "engine": self.config.name,
+            "config_version": version.config_version,
+            "allocator": version.config.kv_allocator,
+        }
+        await call.answer(head | described(pool, int(start)))
 
     async def faults(self, call: Call) -> None:
         """Breaks something on purpose, or mends it all; closed unless the engine has a token."""

@@ -21,12 +21,19 @@ class Layout:
     tables: Tables
 
 
-def blocks_needed(rows: Rows, block_size: int) -> int:
-    """Blocks of that size for all KV computed so far."""
+def blocks_needed(rows: Rows, block_size: int, *, contiguous: bool = False) -> int:
+    """Blocks of that size for all KV computed so far; contiguous, for all there may ever be."""
     taken = np.flatnonzero(rows.owned)
+    if contiguous:
+        return sum(whole(rows, row, block_size) for row in taken.tolist())
     full = [full_blocks(rows, row, block_size) for row in taken.tolist()]
     begun = np.count_nonzero(rows.computed[taken] % block_size)
     return len(np.unique(np.concatenate(full))) + int(begun) if full else 0
+
+
+def whole(rows: Rows, row: int, block_size: int) -> int:
+    """Blocks of that size for all KV a sequence may ever have; nobody reads its last token's."""
+    return -(-(int(rows.limit[row]) - 1) // block_size)
 
 
 def full_blocks(rows: Rows, row: int, block_size: int) -> np.ndarray:
@@ -45,19 +52,19 @@ def full_blocks(rows: Rows, row: int, block_size: int) -> np.ndarray:
 def reblock(rows: Rows, pool: KVPool, to: KVPool, prefixes: PrefixCache) -> Layout | None:
     """The same sequences in the empty pool `to`, blocks from `prefixes`; changes nothing else.
 
-    What they share they share there too. None when they do not fit: larger blocks waste more of
-    their last one, and share less.
+    What they share they share there too, unless `prefixes` allocates contiguous runs. None when
+    they do not fit: larger blocks waste more of their last one, and share less.
     """
     model_len_max = rows.tokens.shape[1]
-    size = to.block_size
+    size, contiguous = to.block_size, prefixes.allocator.contiguous
     tables = Tables.empty(rows=len(rows.owned), model_len_max=model_len_max, block_size=size)
     sources, targets = [], []
     moved: dict[int, int] = {}
     for row in np.flatnonzero(rows.owned).tolist():
         position = np.arange(rows.computed[row])
         numbers = full_blocks(rows, row, size).tolist()
-        shared = [number in moved for number in numbers]
-        count = -(-len(position) // size)
+        shared = [number in moved and not contiguous for number in numbers]
+        count = whole(rows, row, size) if contiguous else -(-len(position) // size)
         fresh = prefixes.allocator.allocate(count - sum(shared))
         if fresh is None:
             return None

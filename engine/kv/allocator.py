@@ -1,9 +1,13 @@
-"""Who owns which block of the paged pool. Block 0 is scratch: padding reads and writes it."""
+"""Who owns which block of the pool. Block 0 is scratch: padding reads and writes it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from typing import ClassVar
+
+import numpy as np
 
 SCRATCH_BLOCK = 0
 
@@ -12,20 +16,24 @@ def nobody(block: int) -> None:
     """Hears of evictions where nothing is cached."""
 
 
-class PagedAllocator:
-    """Hands out block numbers 1 … blocks; allocated + free + cached = `blocks`, always asserted.
+class Allocator(ABC):
+    """Hands out blocks 1 … total; allocated + free + cached + withheld = `total`, always asserted.
 
     allocated: a sequence refers to it, or several do. cached: none does, but what it holds was
-    kept; taken when nothing is free, the least recently used first, unless pinned. free: neither.
-    Blocks withheld are out of the pool for the time being, and none of the three. `evicted` is told
-    of each cached block that is taken for something else; `pinned` is changed by `pin` and `unpin`.
+    kept; taken when nothing is free, the least recently used first, unless pinned. withheld: out of
+    the pool for the time being. free: none of these. `evicted` is told of each cached block that is
+    taken for something else; `pinned` is changed by `pin` and `unpin`.
+
+    Which of the free blocks a sequence is given is what a subclass decides. `contiguous`: it is
+    given all it may ever need at once, as one run.
     """
 
+    contiguous: ClassVar[bool]
+
     def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
+        self.total = blocks
         self.evicted: Callable[[int], None] = nobody
         self.evictions = 0
-        self._free = list(range(blocks, 0, -1))
         self._references = [0] * (blocks + 1)
         self._allocated = 0
         self._kept: set[int] = set()
@@ -36,8 +44,31 @@ class PagedAllocator:
         self._withheld: list[int] = []
 
     @property
-    def free_blocks(self) -> int:
-        return len(self._free)
+    @abstractmethod
+    def free_blocks(self) -> int: ...
+
+    @abstractmethod
+    def fits(self, count: int) -> bool:
+        """Whether `allocate` has so many to give now."""
+
+    @abstractmethod
+    def free_runs(self) -> np.ndarray:
+        """(runs, 2) int64: start and length of each run of available blocks, by start.
+
+        From any thread: as of one moment.
+        """
+
+    @abstractmethod
+    def _take(self, count: int) -> list[int]:
+        """So many of the free blocks, or of the cached; they `fits`."""
+
+    @abstractmethod
+    def _give(self, block: int) -> None:
+        """This block is free from now on."""
+
+    @property
+    def blocks(self) -> int:
+        return self.total - len(self._withheld)
 
     @property
     def allocated_blocks(self) -> int:
@@ -49,8 +80,8 @@ class PagedAllocator:
 
     @property
     def available_blocks(self) -> int:
-        """What `allocate` can give: free, or cached and not pinned."""
-        return len(self._free) + len(self._idle)
+        """Free, or cached and not pinned."""
+        return self.free_blocks + len(self._idle)
 
     @property
     def withheld_blocks(self) -> int:
@@ -65,12 +96,11 @@ class PagedAllocator:
         return not self._references[block] and block not in self.pinned
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` distinct blocks, or None when that many are not available; never some of them."""
+        """`count` distinct blocks, or None when they do not fit; never some of them."""
         assert count >= 0
-        if count > self.available_blocks:
+        if not self.fits(count):
             return None
-        self._evict(count - len(self._free))
-        taken = [self._free.pop() for _ in range(count)]
+        taken = self._take(count)
         for block in taken:
             assert not self._references[block], f"block {block} was free and owned at once"
             self._references[block] = 1
@@ -113,7 +143,7 @@ class PagedAllocator:
         if not self._references[block]:
             self._idle.pop(block, None)
             self._idle_pinned.discard(block)
-            self._free.append(block)
+            self._give(block)
         self._check()
 
     def pin(self, block: int) -> None:
@@ -134,22 +164,29 @@ class PagedAllocator:
         """Takes `count` available blocks out of the pool; False when there are not that many."""
         if count > self.available_blocks:
             return False
-        self._evict(count - len(self._free))
-        self._withheld += [self._free.pop() for _ in range(count)]
-        self.blocks -= count
+        self._withheld += self._take(count)
         self._check()
         return True
 
     def give_back(self) -> None:
         """Ends what `withhold` did."""
-        self.blocks += len(self._withheld)
-        self._free += self._withheld
-        self._withheld = []
+        withheld, self._withheld = self._withheld, []
+        for block in withheld:
+            self._give(block)
         self._check()
+
+    def states(self) -> np.ndarray:
+        """(1 + total,) text, by block: "scratch", "free", "cached", "allocated", "withheld"."""
+        states = np.full(1 + self.total, "free", "<U9")
+        states[np.array(self._references) > 0] = "allocated"
+        states[[*self._idle, *self._idle_pinned]] = "cached"
+        states[self._withheld] = "withheld"
+        states[SCRATCH_BLOCK] = "scratch"
+        return states
 
     def _rest(self, block: int) -> None:
         if block not in self._kept:
-            self._free.append(block)
+            self._give(block)
         elif block in self.pinned:
             self._idle_pinned.add(block)
         else:
@@ -159,9 +196,39 @@ class PagedAllocator:
         for _ in range(count):
             block, _nothing = self._idle.popitem(last=False)
             self._kept.remove(block)
-            self._free.append(block)
+            self._give(block)
             self.evictions += 1
             self.evicted(block)
 
     def _check(self) -> None:
-        assert self._allocated + len(self._free) + self.cached_blocks == self.blocks
+        assert self._allocated + self.free_blocks + self.cached_blocks == self.blocks
+
+
+class PagedAllocator(Allocator):
+    """Any free block serves any sequence (Kwon et al., SOSP'23): the one freed last goes first."""
+
+    contiguous = False
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__(blocks)
+        self._free = list(range(blocks, 0, -1))
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._free)
+
+    def fits(self, count: int) -> bool:
+        return count <= self.available_blocks
+
+    def free_runs(self) -> np.ndarray:
+        blocks = np.unique(np.array([*self._free, *self._idle], np.int64))
+        starts = np.flatnonzero(np.diff(blocks, prepend=-1) != 1)
+        lengths = np.diff(starts, append=len(blocks))
+        return np.stack([blocks[starts], lengths], axis=1)
+
+    def _take(self, count: int) -> list[int]:
+        self._evict(count - len(self._free))
+        return [self._free.pop() for _ in range(count)]
+
+    def _give(self, block: int) -> None:
+        self._free.append(block)

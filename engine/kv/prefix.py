@@ -18,7 +18,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from engine.kv.allocator import PagedAllocator
+from engine.kv.allocator import Allocator
 
 HASH_BYTES = 32  # whoever finds two inputs of one hash reads another's cache: 2^128 tries
 TTL_JITTER = 0.1  # of the TTL, up and down: what was cached together is not lost together
@@ -59,7 +59,7 @@ class PrefixCache:
 
     def __init__(
         self,
-        allocator: PagedAllocator,
+        allocator: Allocator,
         block_size: int,
         *,
         on: bool = False,

@@ -2,8 +2,8 @@
 
 One step mixes all running decodes (one token each, first come first) with chunks of prompts:
 those already begun, then newly admitted ones (continuous batching: Yu et al., OSDI'22; chunked
-prefill: Agrawal et al., arXiv:2308.16369; paged KV and preemption by recompute: Kwon et al.,
-SOSP'23). Every call comes from the step thread.
+prefill: Agrawal et al., arXiv:2308.16369; paged KV, preemption by recompute or by swap: Kwon et
+al., SOSP'23). Every call comes from the step thread.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.exec.reblock import slots
 from engine.exec.rows import Rows
 from engine.knobs import NotPossible, RuntimeConfig
-from engine.kv.allocator import PagedAllocator
+from engine.kv.allocator import Allocator
 from engine.kv.prefix import PrefixCache
+from engine.kv.tier import HostTier
 from engine.models.tokenizer import ByteTokenizer, Tokenizer
 from engine.sched.length_window import LengthWindow
 from engine.sched.priority import Priority
 from engine.sched.request import Finish, Request
+from engine.sched.stalls import Stalls
 
 PASSED_REQUESTS_MAX = 32  # that wait for a prefix, or their like, while those behind are admitted
 
@@ -90,9 +93,12 @@ class Scheduler:
         self.prefix_queries = 0  # prompt tokens looked up, and of them found
         self.prefix_hits = 0
         self.deferred = 0  # requests that wait for a prefix, of those that wait
+        self.stalls = Stalls()
+        self.tier: HostTier | None = None
+        self.swapping = False  # who is preempted is copied into the tier
 
     @property
-    def allocator(self) -> PagedAllocator:
+    def allocator(self) -> Allocator:
         return self.prefixes.allocator
 
     def add(self, request: Request) -> None:
@@ -119,6 +125,7 @@ class Scheduler:
         self.priority.switch(config.priority_weights == "on")
         preemptions = self.preemptions
         self.deferred = 0
+        self.swapping = config.preemption == "swap"
         known, computed = self.rows.known, self.rows.computed
         running = np.array([request.row for request in self.running], np.int64)
         missing = known[running] - computed[running]
@@ -136,6 +143,7 @@ class Scheduler:
                 budget -= chunk.count
         if self.preemptions == preemptions and not self.paused:
             self._admit(config, budget, chunk_tokens, chunks, now)
+        self.stalls.turn(now)
         # A later allocation may have taken the blocks of one that was planned before it.
         decodes = [request for request in decodes if request.row >= 0]
         chunks = [chunk for chunk in chunks if chunk.request.row >= 0]
@@ -185,6 +193,8 @@ class Scheduler:
         if request.row < 0:
             self.waiting.remove(request)
             self._leave_queue(request)
+            if self.tier is not None:
+                self.tier.drop(request)
             request.finish, request.finished = finish, now
         else:
             self._end(request, finish, now)
@@ -253,11 +263,13 @@ class Scheduler:
                 passed += 1
                 continue
             found = self.prefixes.find(request.chain)
-            if self.prefixes.awaited(request.chain, len(found)):
+            start = len(found) * self.rows.block_size
+            if self.tier is not None:
+                start = max(start, self.tier.tokens(request))
+            if self.prefixes.awaited(request.chain, start // self.rows.block_size):
                 self.deferred += 1
                 passed += 1
                 continue
-            start = len(found) * self.rows.block_size
             missing = len(request.tokens) - start
             if group is not None and not group.takes(missing):
                 if not group.grown:
@@ -265,10 +277,13 @@ class Scheduler:
                 passed += 1
                 continue
             count = min(missing, budget, chunk_tokens)
-            needed = -(-(start + count) // self.rows.block_size)
+            needed = self._blocks_to_own(request, start + count)
             needed -= sum(not self.allocator.available(block) for block in found)
             # Room for one more block each, so that admitting does not preempt in the next step.
-            if self.running and needed + len(self.running) > self.allocator.available_blocks:
+            spare = 0 if self.allocator.contiguous else len(self.running)
+            if self.running and not self.allocator.fits(needed + spare):
+                if needed + spare <= self.allocator.free_blocks:
+                    self.stalls.held_up = request
                 break
             del self.waiting[passed]
             self._leave_queue(request)
@@ -297,11 +312,27 @@ class Scheduler:
         self.prefixes.take(request.chain, found)
         self.rows.append_blocks(row, found)
         self.rows.computed[row] = tokens
-        request.to_compute = len(request.tokens) - tokens
+        if self.tier is not None:
+            self._copy_back(request, self.tier)
+        request.to_compute = len(request.tokens) - int(self.rows.computed[row])
         if request.chain is not None and not request.scheduled:
             request.cached_tokens = tokens
             self.prefix_queries += request.prompt_tokens
             self.prefix_hits += tokens
+
+    def _copy_back(self, request: Request, tier: HostTier) -> None:
+        """What the tier kept of it, beyond the blocks it begins with."""
+        first, tokens = int(self.rows.computed[request.row]), tier.tokens(request)
+        if tokens <= first:
+            tier.drop(request)
+            return
+        fits = self._own(request, tokens)
+        assert fits, "it was admitted without room for what was kept of it"
+        tier.take(request, first, self._slots(request, first, tokens))
+        self.rows.computed[request.row] = tokens
+
+    def _slots(self, request: Request, first: int, end: int) -> np.ndarray:
+        return slots(self.rows.layout, request.row, np.arange(first, end))
 
     def _next_chunk(self, request: Request, tokens_max: int) -> Chunk | None:
         """The next chunk with its blocks; None when the request itself had to be preempted."""
@@ -324,13 +355,19 @@ class Scheduler:
                 self._own(request, int(self.rows.computed[request.row]) + 1)
         return [request for request in decodes if request.row >= 0]
 
+    def _blocks_to_own(self, request: Request, tokens: int) -> int:
+        """For its next `tokens`; in a contiguous pool for all that will ever be computed of it."""
+        if self.allocator.contiguous:
+            tokens = request.limit - 1  # nobody reads the KV of its last token
+        return -(-tokens // self.rows.block_size)
+
     def _own(self, request: Request, tokens: int) -> bool:
         """Blocks for `tokens` tokens, preempting while the pool is short.
 
         False when that was the request itself. A lone request always fits (EngineConfig).
         """
         row = request.row
-        needed = -(-tokens // self.rows.block_size) - int(self.rows.owned[row])
+        needed = self._blocks_to_own(request, tokens) - int(self.rows.owned[row])
         if needed <= 0:
             return True
         while (blocks := self.allocator.allocate(needed)) is None:
@@ -343,7 +380,13 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Request) -> None:
-        """Back to the head of the queue with all its tokens; its KV is computed again later."""
+        """Back to the head of the queue with all its tokens; its KV is computed again later.
+
+        Or copied back, when it is swapped and the tier has room.
+        """
+        computed = int(self.rows.computed[victim.row])
+        if self.swapping and self.tier is not None and computed:
+            self.tier.put(victim, self._slots(victim, 0, computed))
         victim.tokens = self.rows.tokens[victim.row, : self.rows.known[victim.row]].copy()
         self._release(victim)
         self.running.remove(victim)

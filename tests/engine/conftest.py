@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,9 +25,10 @@ from engine.exec.capture import Graphs, capture
 from engine.exec.rows import Rows
 from engine.exec.runner import Runner
 from engine.knobs import RuntimeConfig
-from engine.kv.allocator import PagedAllocator
+from engine.kv.contiguous import ALLOCATORS
 from engine.kv.pool import KVPool
 from engine.kv.prefix import PrefixCache
+from engine.kv.tier import HostTier
 from engine.models.llama import SHAPES, Llama
 from engine.models.tokenizer import Tokenizer
 from engine.sched.request import Request
@@ -62,9 +63,12 @@ class Bench:
     runner: Runner
 
     def generate(
-        self, requests: list[Request], config: RuntimeConfig
+        self,
+        requests: list[Request],
+        config: RuntimeConfig,
+        between: Callable[[], object] = lambda: None,
     ) -> tuple[dict[str, list[int]], dict[str, list[torch.Tensor]]]:
-        """Runs all requests to their end: tokens and logits of each."""
+        """Runs all requests to their end: tokens and logits of each. `between` any two steps."""
         for request in requests:
             self.scheduler.add(request)
         tokens: dict[str, list[int]] = {request.id: [] for request in requests}
@@ -76,6 +80,7 @@ class Bench:
             for request, token, row in zip(outcome.requests, outcome.tokens, rows, strict=True):
                 tokens[request.id].append(token)
                 logits[request.id].append(row.clone())
+            between()
         assert not self.scheduler.running
         assert not self.scheduler.waiting
         assert self.scheduler.allocator.allocated_blocks == 0
@@ -83,10 +88,11 @@ class Bench:
 
 
 def conserved(scheduler: Scheduler) -> None:
-    """Every block is in one of three states, and is referred to as often as the tables say."""
+    """Every block is in one of four states, and is referred to as often as the tables say."""
     allocator, rows = scheduler.allocator, scheduler.rows
-    taken = allocator.allocated_blocks
-    assert taken + allocator.free_blocks + allocator.cached_blocks == allocator.blocks
+    taken, free = allocator.allocated_blocks, allocator.free_blocks
+    rest = allocator.cached_blocks + allocator.withheld_blocks
+    assert taken + free + rest == allocator.total
     owned = [
         block for row in range(len(rows.owned)) for block in rows.tables[row, : rows.owned[row]]
     ]
@@ -103,6 +109,8 @@ def bench(
     graphs: Graphs | None = None,
     words: Tokenizer | None = None,
     caching: bool = False,
+    allocator: str = "paged",
+    tier_bytes: int = 0,
 ) -> Bench:
     shape = model.shape
     rows = Rows(rows=64, model_len_max=512, block_size=block_size)
@@ -116,8 +124,17 @@ def bench(
     )
     runner = Runner(model, pool, rows)
     runner.captured = graphs
-    prefixes = PrefixCache(PagedAllocator(blocks), block_size, on=caching)
-    return Bench(Scheduler(rows, prefixes, words), runner)
+    prefixes = PrefixCache(ALLOCATORS[allocator](blocks), block_size, on=caching)
+    subject = Bench(Scheduler(rows, prefixes, words), runner)
+    subject.scheduler.tier = HostTier(
+        lambda: runner.pool,
+        tier_bytes,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        dtype=model.dtype,
+    )
+    return subject
 
 
 def request(name: str, tokens: np.ndarray | list[int], max_tokens: int) -> Request:

@@ -5,6 +5,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
+from engine.kv.stats import Memory
 from engine.observe import CHANGERS_MAX, Histogram, Metrics, Reading, steps_1_2_5
 from engine.sched.request import Request
 from engine.sched.scheduler import Outcome, Plan
@@ -63,10 +64,28 @@ OURS = {
     "engine:requests_shed": "counter",
     "engine:forward_seconds": "counter",
     "engine:forward_cpu_seconds": "counter",
+    "engine:kv_free_runs": "gauge",
+    "engine:kv_largest_free_run_blocks": "gauge",
+    "engine:kv_internal_waste_tokens": "gauge",
+    "engine:kv_stranded_tokens": "gauge",
+    "engine:kv_alloc_stalls": "counter",
+    "engine:kv_alloc_stall_seconds": "counter",
+    "engine:kv_compactions": "counter",
+    "engine:kv_compaction_seconds": "counter",
+    "engine:tier_hits": "counter",
+    "engine:tier_misses": "counter",
 }
 
 
-def metrics() -> Metrics:
+def metrics(*, contiguous: bool = False) -> Metrics:
+    memory = Memory(
+        contiguous=contiguous,
+        block_size=32,
+        total=10,
+        runs=np.array([1, 1, 2]),
+        asked=(1, 3, 2),
+        waste_tokens=5,
+    )
     reading = Reading(
         running=3,
         waiting=5,
@@ -82,11 +101,19 @@ def metrics() -> Metrics:
             "kv_block_size": 32,
             "graph_capture": "on",
             "prefix_cache": "on",
+            "kv_allocator": "contiguous" if contiguous else "paged",
         },
         captured=None,
         rollbacks=0,
         swap_s=0.004,
         spans_dropped=0,
+        memory=memory,
+        stalls=2,
+        stall_s=1.5,
+        compactions=1,
+        compaction_s=0.01,
+        tier_hits=3,
+        tier_misses=1,
     )
     return Metrics(EngineConfig(), lambda: reading)
 
@@ -110,6 +137,29 @@ def test_the_exposition_has_vllms_names_types_and_labels() -> None:
         "0.005",
         "0.01",
     ]
+
+
+def values(subject: Metrics, label: str) -> dict[str, dict[str, float]]:
+    """Of each family with that label, or "", its values."""
+    return {
+        family.name: {sample.labels.get(label, ""): sample.value for sample in family.samples}
+        for family in subject.collect()
+    }
+
+
+def test_the_entropy_is_there_where_a_pool_can_fragment_and_a_word_is_its_place() -> None:
+    paged, contiguous = metrics(), metrics(contiguous=True)
+    assert "engine:kv_fragmentation_entropy" not in values(paged, "le")
+    assert values(contiguous, "le")["engine:kv_fragmentation_entropy"] == {"": 1.5}
+    runs = {"1": 2, "2": 3, "4": 3, "8": 3, "16": 3, "+Inf": 3}
+    assert values(paged, "le")["engine:kv_free_runs"] == runs
+    assert values(contiguous, "le")["engine:kv_largest_free_run_blocks"] == {"": 2}
+    stranded = values(contiguous, "asked")["engine:kv_stranded_tokens"]
+    assert stranded == {"median": 2 * 32, "largest": 4 * 32}
+    assert values(paged, "asked")["engine:kv_stranded_tokens"] == {"median": 0, "largest": 0}
+    for subject, place in ((paged, 1), (contiguous, 0)):
+        assert values(subject, "knob")["engine:knob"]["kv_allocator"] == place
+        assert values(subject, "knob")["engine:knob"]["graph_capture"] == 1
 
 
 @pytest.mark.parametrize("at", ["vllm:cache_config_info", "vllm:num_preemptions"])

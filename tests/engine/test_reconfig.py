@@ -130,6 +130,9 @@ def test_defaults_and_ladders_lie_within_the_bounds() -> None:
         "kv_block_size": 16,
         "graph_capture": "on",
         "prefix_cache": "off",
+        "kv_allocator": "paged",
+        "kv_compaction": "off",
+        "preemption": "recompute",
     }
     for knob in KNOBS.values():
         assert [knob.check(value) for value in knob.ladder] == sorted(knob.ladder)  # type: ignore[type-var]

@@ -261,6 +261,7 @@ def test_choices_and_barrier_knobs_are_told_and_changed(engine: EngineProcess) -
         "graph_capture": "barrier",
         "kv_block_size": "barrier",
         "prefix_cache": "barrier",
+        "kv_allocator": "barrier",
     }
     assert [name for name, knob in knobs.items() if not knob["supported"]] == ["tenant_quotas"]
     changed = change(engine.url, graph_capture="off", kv_block_size=64)
@@ -279,8 +280,15 @@ def test_choices_and_barrier_knobs_are_told_and_changed(engine: EngineProcess) -
         answer = change(engine.url, **values)
         assert answer.status_code == status
         assert answer.json()["error"]["message"] == words
-    assert change(engine.url, graph_capture="on", kv_block_size=16).status_code == 200
+    assert change(engine.url, kv_allocator="contiguous").status_code == 200
+    excluded = change(engine.url, prefix_cache="on")
+    assert excluded.status_code == 409
+    assert excluded.json()["error"]["param"] == "prefix_cache"
+    assert samples(engine.url)["engine:kv_fragmentation_entropy"] == 0
+    values = {"graph_capture": "on", "kv_block_size": 16, "kv_allocator": "paged"}
+    assert change(engine.url, **values).status_code == 200
     assert samples(engine.url)["engine:graph_capture_ready"] == 1
+    assert "engine:kv_fragmentation_entropy" not in samples(engine.url)
 
 
 def test_low_priorities_are_shed_and_told_when_to_come_back(engine: EngineProcess) -> None:
@@ -325,6 +333,33 @@ def test_paused_it_finishes_what_runs_and_resumed_it_goes_on(engine: EngineProce
         httpx.post(f"{engine.url}/resume")
         assert waiting.result().status_code == 200
     assert httpx.post(f"{engine.url}/pause?mode=abort").status_code == 400
+
+
+def test_the_map_of_the_pool_names_who_runs_and_is_read_page_by_page(
+    engine: EngineProcess,
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        body = {"prompt": [66] * 40, "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
+        running = pool.submit(
+            httpx.post, f"{engine.url}/v1/completions", json=body, timeout=60,
+            headers={"x-request-id": "the-long-one"},
+        )  # fmt: skip
+        eventually(lambda: samples(engine.url)["vllm:num_requests_running"] == 1)
+        told = httpx.get(f"{engine.url}/v1/kv/map").json()
+        running.result()
+    assert {run["request"] for run in told["runs"]} == {None, "the-long-one"}
+    assert sum(run["blocks"] for run in told["runs"]) == told["blocks"]
+    assert sum(told["counts"].values()) == told["blocks"]
+    assert list(told) == [
+        *("engine", "config_version", "allocator", "block_size", "blocks", "counts", "runs"),
+        "next",
+    ]
+    last = told["blocks"] - 1
+    page = httpx.get(f"{engine.url}/v1/kv/map", params={"from": last}).json()
+    assert [run["state"] for run in page["runs"]] == ["canary"]
+    for wrong in (last + 1, -1, "x", "", "9" * 5000):
+        answer = httpx.get(f"{engine.url}/v1/kv/map", params={"from": wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "from")
 
 
 def test_a_full_queue_says_429_and_when_to_come_back(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Told:
     wrong: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     changed: int = 0
+    excluded: int = 0  # asked for what excludes each other, and refused
     refused: list[str] = field(default_factory=list)
     change_s: list[float] = field(default_factory=list)
 
@@ -93,12 +94,17 @@ async def ask(
 
 async def turn(client: httpx.AsyncClient, rng: random.Random, told: Told, changes: int) -> None:
     for _ in range(changes):
-        etag = (await client.get("/v1/runtime_config")).headers["etag"]
-        values = random_change(rng)
+        config = await client.get("/v1/runtime_config")
+        etag, values = config.headers["etag"], random_change(rng)
+        asked = config.json()["values"] | values
         began = time.monotonic()
         response = await client.patch("/v1/runtime_config", json=values, headers={"If-Match": etag})
         told.change_s.append(time.monotonic() - began)
-        if response.status_code == 200:
+        if (asked["kv_allocator"], asked["prefix_cache"]) == ("contiguous", "on"):
+            assert response.status_code == 409
+            assert response.json()["error"]["code"] == "excluded"
+            told.excluded += 1
+        elif response.status_code == 200:
             told.changed += 1
             took = response.json()["values"]
             assert {name: took[name] for name in values} == values
@@ -138,7 +144,8 @@ def test_random_changes_under_load_fail_no_request_and_change_no_token(tmp_path:
     assert told.failed == []
     assert told.wrong == []
     assert told.refused == []
-    assert told.changed == CHANGES
+    assert told.changed + told.excluded == CHANGES
+    assert told.changed > told.excluded
     assert told.answered > 0
 
 
@@ -150,7 +157,8 @@ if __name__ == "__main__":
     result.change_s.sort()
     middle, worst = result.change_s[len(result.change_s) // 2], result.change_s[-1]
     print(
-        f"{result.changed} changes, {len(result.refused)} refused, {result.answered} answers, "
+        f"{result.changed} changes, {result.excluded} that exclude each other, "
+        f"{len(result.refused)} refused, {result.answered} answers, "
         f"{len(result.failed)} failed, {len(result.wrong)} wrong; a change took "
         f"{middle * 1000:.0f} ms (median), {worst * 1000:.0f} ms (longest)"
     )

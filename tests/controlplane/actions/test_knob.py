@@ -48,7 +48,10 @@ def test_the_knobs_are_there_each_in_its_class() -> None:
         "priority_weights": "hot",
         "tenant_quotas": "hot",
         "backpressure": "hot",
+        "kv_compaction": "hot",
+        "preemption": "hot",
         "graph_capture": "barrier",
+        "kv_allocator": "barrier",
         "kv_block_size": "barrier",
         "prefix_cache": "barrier",
     }

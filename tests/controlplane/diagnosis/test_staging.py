@@ -36,6 +36,32 @@ def test_who_changes_a_setting_for_the_first_time_is_known() -> None:
     assert change.by_hand
 
 
+def test_a_gauge_shows_a_word_as_its_place_among_the_choices() -> None:
+    reader: Any = MemoryReader()
+    places = {"kv_allocator": (1.0, 0.0), "graph_capture": (1.0, 0.0), "kv_block_size": (16, 8)}
+    for i in range(1, SCRAPES + 1):
+        at = START + timedelta(seconds=5 * i)
+        for knob, (first, then) in places.items():
+            shown = then if i >= CHANGED_AT else first
+            reader.add("engine:knob", at, shown, {**WHERE, "knob": knob})
+    choices = {
+        "kv_allocator": ["contiguous", "paged"],
+        "graph_capture": ["on", "off"],
+        "kv_block_size": [8, 16],
+    }
+    knobs = {knob: {"choices": words} for knob, words in choices.items()}
+    engine = EngineFacts("engine-0", "chat", {}, knobs)
+    grid = Grid(START, START + timedelta(seconds=5 * SCRAPES), 15.0)
+    seen = {
+        change.knob: (change.before, change.after) for change in changes_of(reader, engine, grid)
+    }
+    assert seen == {
+        "kv_allocator": ("paged", "contiguous"),
+        "graph_capture": ("on", "off"),
+        "kv_block_size": (16, 8),
+    }
+
+
 @pytest.mark.django_db
 @pytest.mark.parametrize(
     ("good", "reference"),
