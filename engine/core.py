@@ -16,12 +16,13 @@ from collections.abc import Callable
 import torch
 
 from engine.barrier import Barrier, new_pool
-from engine.config import MODELS, SEQS_MAX, EngineConfig
+from engine.config import KV_DTYPES, MODELS, SEQS_MAX, EngineConfig
 from engine.exec.rows import Rows
 from engine.exec.runner import Runner
 from engine.faults import Faults
 from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
+from engine.kv.formats import Format
 from engine.kv.prefix import PrefixCache
 from engine.models.loader import compute_dtype, find, load
 from engine.observe import Metrics, Reading
@@ -62,7 +63,7 @@ class Core:
         model, self.tokenizer = load(
             find(config.model, config.seed), dtype, config.model_len_max, f"{dtype}, {why}"
         )
-        pool = new_pool(config, model, running.kv_block_size)
+        pool = new_pool(config, model, running)
         if config.model not in MODELS:
             tokens, gib = config.kv_pool_tokens, pool.bytes / 2**30
             log.info("KV pool: %d tokens, %.2f GiB when all of it is used", tokens, gib)
@@ -144,6 +145,15 @@ class Core:
     def allocator(self) -> PagedAllocator:
         return self.scheduler.allocator
 
+    @property
+    def kv_token_bytes(self) -> dict[str, int]:
+        """What the KV of one token takes, by what `kv_dtype` may be."""
+        shape, dtype = self.runner.model.shape, self.runner.model.dtype
+        return {
+            name: Format.of(name, dtype).token_bytes(shape.layers, shape.kv_heads, shape.head_dim)
+            for name in KV_DTYPES
+        }
+
     def reading(self) -> Reading:
         version, allocator = self.runtime.running, self.allocator
         return Reading(
@@ -152,7 +162,8 @@ class Core:
             deferred=self.scheduler.deferred,
             kv_usage_ratio=allocator.allocated_blocks / allocator.blocks,
             kv_blocks=allocator.blocks,
-            kv_dtype=str(self.runner.model.dtype).removeprefix("torch."),
+            kv_dtype=self.runner.pool.kept.name,
+            kv_token_bytes=self.kv_token_bytes[version.config.kv_dtype],
             kv_cached_blocks=allocator.cached_blocks,
             kv_evictions=allocator.evictions,
             config_version=version.config_version,

@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 
 from engine.config import EngineConfig
 from engine.exec.capture import Captured
-from engine.knobs import Value
+from engine.knobs import KNOBS, Value
 from engine.sched.request import PRIORITIES, Finish, Request
 from engine.sched.scheduler import Outcome, Plan
 
@@ -88,6 +88,7 @@ class Reading:
     kv_usage_ratio: float
     kv_blocks: int
     kv_dtype: str
+    kv_token_bytes: int
     kv_cached_blocks: int
     kv_evictions: int
     config_version: int
@@ -208,6 +209,7 @@ class Metrics:
             ("vllm:num_requests_waiting", reading.waiting, "Requests waiting to be run."),
             ("vllm:kv_cache_usage_perc", reading.kv_usage_ratio, "KV cache usage; 1 is full."),
             ("engine:kv_blocks", reading.kv_blocks, "Blocks of the KV pool."),
+            ("engine:kv_token_bytes", reading.kv_token_bytes, "What the KV of a token takes."),
             (
                 "engine:kv_cached_blocks",
                 reading.kv_cached_blocks,
@@ -231,8 +233,8 @@ class Metrics:
         )
         yield gauge(
             "engine:knob",
-            "Running value of a knob, in the knob's unit; off is 0, on is 1.",
-            [({**labels, "knob": knob}, number(value)) for knob, value in reading.knobs.items()],
+            "Running value of a knob, in its unit; of words the place among them: off 0, on 1.",
+            [({**labels, "knob": k}, number(k, value)) for k, value in reading.knobs.items()],
         )
         size = int(reading.knobs["kv_block_size"])
         info = {
@@ -341,9 +343,9 @@ class Metrics:
         )
 
 
-def number(value: Value) -> float:
+def number(knob: str, value: Value) -> float:
     """A knob's value as a sample."""
-    return float(value == "on") if isinstance(value, str) else float(value)
+    return float(KNOBS[knob].ladder.index(value) if isinstance(value, str) else value)
 
 
 Samples = list[tuple[dict[str, str], float]]

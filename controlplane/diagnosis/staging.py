@@ -258,8 +258,10 @@ def _first(series: Series) -> int | None:
 
 
 def _value(engine: EngineFacts, knob: str, shown: float) -> float | str:
-    """The value as the engine takes it: a gauge shows a choice of two words as 0 and 1."""
+    """The value as the engine takes it: a gauge shows a word as its place among the choices."""
     words = engine.knobs.get(knob, {}).get("choices") or ()
     if {"off", "on"} == set(words):
-        return "on" if shown else "off"
+        words = ("off", "on")
+    if shown in range(len(words)) and isinstance(words[int(shown)], str):
+        return str(words[int(shown)])
     return int(shown) if shown.is_integer() else shown

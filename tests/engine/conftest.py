@@ -26,6 +26,7 @@ from engine.exec.rows import Rows
 from engine.exec.runner import Runner
 from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
+from engine.kv.formats import Format
 from engine.kv.pool import KVPool
 from engine.kv.prefix import PrefixCache
 from engine.models.llama import SHAPES, Llama
@@ -103,6 +104,8 @@ def bench(
     graphs: Graphs | None = None,
     words: Tokenizer | None = None,
     caching: bool = False,
+    kept: Format | None = None,
+    interleaved: bool = False,
 ) -> Bench:
     shape = model.shape
     rows = Rows(rows=64, model_len_max=512, block_size=block_size)
@@ -113,6 +116,8 @@ def bench(
         blocks=blocks,
         block_size=block_size,
         dtype=model.dtype,
+        kept=kept,
+        interleaved=interleaved,
     )
     runner = Runner(model, pool, rows)
     runner.captured = graphs

@@ -124,6 +124,8 @@ def test_defaults_and_ladders_lie_within_the_bounds() -> None:
         "prefill_chunk_tokens": 512,
         "shed_below_priority": 0,
         "kv_block_size": 16,
+        "kv_dtype": "auto",
+        "kv_layout": "separate",
         "graph_capture": "on",
         "prefix_cache": "off",
     }
