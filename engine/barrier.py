@@ -35,14 +35,12 @@ from engine.sched.scheduler import Chunk, Plan, Scheduler
 
 log = logging.getLogger("engine")
 
-FLIPS = 0.25
+KV_KNOBS = ("kv_block_size", "kv_dtype", "kv_layout")  # a change of these takes another pool
+FLIPS = 0.25  # of what rounding changes: what the few numbers may that fall to the other side
 
 
 class ProofFailed(RuntimeError):
     """After an exchange, a step did not compute what it should."""
-
-
-KV_KNOBS = ("kv_block_size", "kv_dtype", "kv_layout")  # a change of these takes another pool
 
 
 def new_pool(
@@ -75,8 +73,6 @@ def new_pool(
         )
     except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
         raise NotPossible("does_not_fit", knob, f"{knob}: {error}") from error
-    except ValueError as error:
-        raise NotPossible("not_possible", "kv_dtype", f"kv_dtype: {error}") from error
 
 
 class Barrier:
@@ -263,8 +259,8 @@ class Canary:
     """A short sequence in blocks of its own, whose logits are known: proof that steps are right.
 
     They are those of the plain reference, with its keys and values rounded as the pool rounds them.
-    Then another order of sums may take a number to the other side of a rounding step: few of them,
-    so logits may differ by FLIPS of what rounding all of them does to these.
+    There another order of sums may take a number to the other side of a rounding step: then logits
+    may also differ by FLIPS of what rounding all of them does to these.
     """
 
     def __init__(self, runner: Runner) -> None:

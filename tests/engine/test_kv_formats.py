@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.barrier import FLIPS, KV_KNOBS
-from engine.config import BLOCK_SIZES, KV_DTYPES, KV_LAYOUTS, EngineConfig
+from engine.config import BLOCK_SIZES, KV_DTYPES, EngineConfig
 from engine.exec.capture import capture
 from engine.knobs import KNOBS, NotPossible, RuntimeConfig
 from engine.kv.formats import GROUP_VALUES, Format
@@ -191,14 +191,13 @@ def test_int4_takes_two_columns_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("layout", KV_LAYOUTS)
 @pytest.mark.parametrize("block_size", [8, 16, 128])
-def test_kept_exactly_every_token_and_logit_is_the_same_in_any_layout(
-    model: Llama, layout: str, block_size: int, captured: bool
+def test_kept_exactly_every_token_and_logit_is_the_same_in_both_layouts(
+    model: Llama, block_size: int, captured: bool
 ) -> None:
     """Greedy, in chunks, in one batch."""
     answers = []
-    for interleaved in (False, layout == "interleaved"):
+    for interleaved in (False, True):
         asked = [request(str(i), p, 12) for i, p in enumerate(prompts(10))]
         graphs = capture(model, block_size) if captured else None
         subject = bench(
@@ -252,7 +251,7 @@ def test_rounded_kv_gives_the_logits_of_the_reference_over_rounded_kv(
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    subject = Served(EngineConfig(model_len_max=512, kv_pool_blocks=512, prefix_cache="on"))
+    subject = Served(EngineConfig(model_len_max=512, kv_pool_blocks=1024, prefix_cache="on"))
     yield subject
     subject.core.stop()
 
@@ -283,6 +282,23 @@ def test_thirty_switches_under_running_requests_lose_none(served: Served) -> Non
     assert set(served.ended.values()) == {Finish.LENGTH}
     assert core.allocator.allocated_blocks == 0
     assert core.barrier.rollbacks == 0
+
+
+def test_a_model_in_bfloat16_takes_every_dtype() -> None:
+    subject = Served(EngineConfig(model_len_max=256, kv_pool_blocks=64, dtype="bfloat16"))
+    try:
+        subject.submit([request("a", [70] * 30, 200)])
+        for i, name in enumerate(KV_DTYPES):
+            subject.wait(tokens=20 * i + 1)
+            kept = {"kv_dtype": name, "kv_layout": "interleaved" if i % 2 else "separate"}
+            if kept != {"kv_dtype": "auto", "kv_layout": "separate"}:
+                subject.change(**kept)
+            assert subject.core.runner.pool.native is (name in ("auto", "bfloat16"))
+        subject.wait(ended=1)
+        assert len(subject.tokens["a"]) == 200
+        assert subject.core.barrier.rollbacks == 0
+    finally:
+        subject.core.stop()
 
 
 def test_the_prefix_cache_is_emptied_by_another_dtype(model: Llama, served: Served) -> None:
