@@ -290,9 +290,7 @@ def test_a_model_in_bfloat16_takes_every_dtype() -> None:
         subject.submit([request("a", [70] * 30, 200)])
         for i, name in enumerate(KV_DTYPES):
             subject.wait(tokens=20 * i + 1)
-            kept = {"kv_dtype": name, "kv_layout": "interleaved" if i % 2 else "separate"}
-            if kept != {"kv_dtype": "auto", "kv_layout": "separate"}:
-                subject.change(**kept)
+            subject.change(kv_dtype=name, kv_layout="interleaved" if i % 2 else "separate")
             assert subject.core.runner.pool.native is (name in ("auto", "bfloat16"))
         subject.wait(ended=1)
         assert len(subject.tokens["a"]) == 200
