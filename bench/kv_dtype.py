@@ -142,7 +142,7 @@ def steps(options: argparse.Namespace) -> None:
         graphs = capture(model, size, Format.of(name, model.dtype))
         for layout in KV_LAYOUTS:
             pool = pool_of(core, name, layout)
-            ways = {"graph": graphs, "eager": None}
+            ways: dict[str, Captured | None] = {"graph": graphs, "eager": None}
             if compiled is not None and pool.native:
                 ways["compiled"] = compiled
             arms += [Arm(f"{way} {name} {layout}", pool, how, []) for way, how in ways.items()]

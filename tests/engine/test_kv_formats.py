@@ -166,7 +166,7 @@ def test_tokens_move_into_a_pool_kept_and_cut_otherwise(
 @pytest.mark.parametrize("kept", FORMATS, ids=lambda kept: kept.name)
 def test_interleaved_keys_and_values_share_one_tensor_and_no_byte(kept: Format) -> None:
     apart, together = (
-        pool(kept, layers=1, kv_heads=2, head_dim=8, block_size=16, interleaved=way)  # type: ignore[arg-type]
+        pool(kept, layers=1, kv_heads=2, head_dim=8, block_size=16, interleaved=way)
         for way in (False, True)
     )
     storages = [each.untyped_storage().data_ptr() for each in (*together.keys, *together.values)]
@@ -245,8 +245,8 @@ def test_rounded_kv_gives_the_logits_of_the_reference_over_rounded_kv(
             assert error <= float(model.tolerance) + FLIPS * rounding
             assert float((got - exact).abs().max()) > error
     assert seen[0][0] == seen[2][0]
-    for name, logits in seen[0][1].items():
-        assert torch.equal(torch.stack(logits), torch.stack(seen[2][1][name]))
+    for name, rows in seen[0][1].items():
+        assert torch.equal(torch.stack(rows), torch.stack(seen[2][1][name]))
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def served() -> Iterator[Served]:
     subject.core.stop()
 
 
-def test_thirty_switches_under_running_requests_lose_none(served: Served) -> None:
+def test_thirty_switches_under_running_requests_lose_none(model: Llama, served: Served) -> None:
     """Each of any dtype, layout and block size; afterwards the pool is empty, and answers right."""
     rng = random.Random(5)
     core = served.core
@@ -282,6 +282,11 @@ def test_thirty_switches_under_running_requests_lose_none(served: Served) -> Non
     assert set(served.ended.values()) == {Finish.LENGTH}
     assert core.allocator.allocated_blocks == 0
     assert core.barrier.rollbacks == 0
+    served.change(kv_dtype="auto", kv_block_size=32)
+    served.submit([request("after", prompts(1)[0], 40)])
+    served.wait(ended=17)
+    expected, _ = bench(model).generate([request("after", prompts(1)[0], 40)], RuntimeConfig())
+    assert served.tokens["after"] == expected["after"]
 
 
 def test_a_model_in_bfloat16_takes_every_dtype() -> None:
