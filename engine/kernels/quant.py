@@ -171,8 +171,8 @@ def codes_reference(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 def packed(codes: torch.Tensor) -> torch.Tensor:
     """Codes of four bits (…, dim) by twos, as int8 (…, dim / 2)."""
-    low, high = (codes.to(torch.int8) & 15).unflatten(-1, (-1, 2)).unbind(-1)
-    return low | (high << 4)
+    codes = codes.to(torch.int8) & 15
+    return codes[..., ::2] | (codes[..., 1::2] << 4)
 
 
 def unpacked(codes: torch.Tensor) -> torch.Tensor:

@@ -85,8 +85,9 @@ class Format:
         key = cast(key, self.dtype)
         if not self.bits:
             return [key, cast(value, self.dtype)]
-        groups = self.groups(*value.shape[::2])
-        grouped = value.float().unflatten(0, (groups, -1))
+        kv_heads, tokens, head_dim = value.shape
+        groups = self.groups(kv_heads, head_dim)
+        grouped = value.float().reshape(groups, kv_heads // groups, tokens, head_dim)
         scales = (grouped.abs().amax((1, 3), keepdim=True) / LARGEST[self.bits]).to(SCALES)
         codes = codes_reference(grouped, scales.float()).flatten(0, 1)
         coded = packed(codes) if self.bits == 4 else codes.to(torch.int8)
@@ -99,8 +100,8 @@ class Format:
         key, value, *scales = parts
         if scales:
             codes = unpacked(value) if self.bits == 4 else value
-            grouped = codes.to(compute).unflatten(-3, (scales[0].size(-3), -1))
-            value = (grouped * scales[0].to(compute).unsqueeze(-3)).flatten(-4, -3)
+            together = value.size(-3) // scales[0].size(-3)
+            value = codes.to(compute) * scales[0].to(compute).repeat_interleave(together, -3)
         return cast(key, compute), cast(value, compute)
 
 
