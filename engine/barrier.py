@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from engine.exec.reblock import Layout, blocks_needed, reblock
 from engine.exec.runner import Runner
 from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.contiguous import ALLOCATORS
+from engine.kv.formats import Format
 from engine.kv.pool import CANARY_TOKENS, KVPool
 from engine.kv.prefix import PrefixCache
 from engine.models.llama import Llama
@@ -33,14 +35,24 @@ from engine.sched.scheduler import Chunk, Plan, Scheduler
 
 log = logging.getLogger("engine")
 
+# A change of these takes another pool; of all but the allocator also another capture.
+POOL_KNOBS = ("kv_block_size", "kv_dtype", "kv_layout", "kv_allocator")
+FLIPS = 0.25  # of what rounding changes: what the few numbers may that fall to the other side
+
 
 class ProofFailed(RuntimeError):
     """After an exchange, a step did not compute what it should."""
 
 
-def new_pool(config: EngineConfig, model: Llama, block_size: int) -> KVPool:
-    """An empty pool of the configured size in blocks of `block_size`. Raises NotPossible."""
-    shape, blocks = model.shape, config.kv_pool_tokens // block_size
+def new_pool(
+    config: EngineConfig, model: Llama, running: RuntimeConfig, knob: str = "kv_block_size"
+) -> KVPool:
+    """An empty pool of the configured size as the knobs say.
+
+    Raises NotPossible; where memory is short it names `knob`.
+    """
+    shape, block_size = model.shape, running.kv_block_size
+    blocks = config.kv_pool_tokens // block_size
     one = -(-config.model_len_max // block_size)
     if blocks < one:
         raise NotPossible(
@@ -57,9 +69,11 @@ def new_pool(config: EngineConfig, model: Llama, block_size: int) -> KVPool:
             blocks=blocks,
             block_size=block_size,
             dtype=model.dtype,
+            kept=Format.of(running.kv_dtype, model.dtype),
+            interleaved=running.kv_layout == "interleaved",
         )
     except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
-        raise NotPossible("does_not_fit", "kv_block_size", f"kv_block_size: {error}") from error
+        raise NotPossible("does_not_fit", knob, f"{knob}: {error}") from error
 
 
 class Barrier:
@@ -78,6 +92,7 @@ class Barrier:
         self.unsupported: dict[str, str] = {}  # knob → why this device cannot
         self.capture_lost = False
         self.canary = Canary(runner)
+        self.canary.learn(runner.pool.kept)
 
     def start(self, running: RuntimeConfig) -> None:
         """Captures, if that is asked for, before the first step. Without it the engine serves.
@@ -88,7 +103,7 @@ class Barrier:
         self.scheduler.prefixes.turn(running.prefix_cache == "on")
         if running.graph_capture == "on":
             try:
-                self.runner.captured = self._best(running.kv_block_size)
+                self.runner.captured = self._best(running)
             except CaptureError as error:
                 log.warning("%s: graph capture is not supported: %s", self.config.name, error)
                 self.unsupported["graph_capture"] = str(error)
@@ -96,26 +111,28 @@ class Barrier:
     def prepare(self, before: RuntimeConfig, after: RuntimeConfig) -> Swap | None:
         """What to run between two steps; None when no barrier knob changes. Raises NotPossible."""
         turned = after.graph_capture != before.graph_capture
-        resized = after.kv_block_size != before.kv_block_size
-        recut = resized or after.kv_allocator != before.kv_allocator
-        if not turned and not recut and after.prefix_cache == before.prefix_cache:
+        changed = [name for name in POOL_KNOBS if getattr(after, name) != getattr(before, name)]
+        if not turned and not changed and after.prefix_cache == before.prefix_cache:
             return None
-        kept = after.kv_allocator == before.kv_allocator
-        self._check_pair(after, "prefix_cache" if kept else "kv_allocator")
+        knob = "kv_allocator" if "kv_allocator" in changed else "kv_block_size"
+        self._check_pair(after, knob if knob in changed else "prefix_cache")
         captured = self.runner.captured if after.graph_capture == "on" else None
-        if (turned and after.graph_capture == "on") or (resized and captured is not None):
-            captured = self._capture(after.kv_block_size)
+        if (turned and after.graph_capture == "on") or (
+            captured is not None and set(changed) - {"kv_allocator"}
+        ):
+            captured = self._capture(after)
         pool = None
-        if recut:
-            pool = new_pool(self.config, self.runner.model, after.kv_block_size)
+        if changed:
+            pool = new_pool(self.config, self.runner.model, after, changed[0])
             pool.touch()
-            self._check_room(after, "kv_block_size" if kept else "kv_allocator")
+            self.canary.learn(pool.kept)
+            self._check_room(after, knob)
         return Swap(self, pool, captured, after.prefix_cache == "on", after.kv_allocator)
 
     def upgrade(self, compiled: Compiled) -> None:
         """Takes the compiled step for the graphs, where graphs are in use."""
         with self.runtime.changing:
-            if isinstance(self.runner.captured, Graphs):
+            if isinstance(self.runner.captured, Graphs) and self.runner.pool.native:
                 try:
                     caching = self.scheduler.prefixes.on
                     kind = self.runtime.running.config.kv_allocator
@@ -131,9 +148,9 @@ class Barrier:
     def recapture(self, running: RuntimeConfig) -> Captured | None:
         """Ends `lose_capture`: what to use from the next step on, where it is asked for."""
         self.capture_lost = False
-        return self._capture(running.kv_block_size) if running.graph_capture == "on" else None
+        return self._capture(running) if running.graph_capture == "on" else None
 
-    def _capture(self, block_size: int) -> Captured:
+    def _capture(self, running: RuntimeConfig) -> Captured:
         if self.capture_lost:
             raise NotPossible(
                 "capture_failed",
@@ -141,18 +158,25 @@ class Barrier:
                 "graph_capture: the device does not take a graph now; steps run op by op",
             )
         try:
-            return self._best(block_size)
+            return self._best(running)
         except CaptureError as error:
             raise NotPossible(
                 "capture_failed", "graph_capture", f"graph_capture: {error}"
             ) from error
 
-    def _best(self, block_size: int) -> Captured:
-        """The compiled step; while it is being made, traced graphs. Raises CaptureError."""
-        if (compiled := self.workshop.find()) is not None:
+    def _best(self, running: RuntimeConfig) -> Captured:
+        """The compiled step; while it is being made, traced graphs. Raises CaptureError.
+
+        It reads KV as it is computed: over KV that is kept otherwise there are graphs.
+        """
+        model = self.runner.model
+        kept = Format.of(running.kv_dtype, model.dtype)
+        native = kept == Format(model.dtype)
+        if native and (compiled := self.workshop.find()) is not None:
             return compiled
-        graphs = capture(self.runner.model, block_size)
-        self.workshop.order(self.upgrade)
+        graphs = capture(model, running.kv_block_size, kept)
+        if native:
+            self.workshop.order(self.upgrade)
         return graphs
 
     @staticmethod
@@ -252,14 +276,39 @@ class Swap:
         runner.captured = captured
 
 
+class Known(NamedTuple):
+    """What the canary's logits are over KV of one format, and by how much they may differ."""
+
+    logits: torch.Tensor
+    tolerance: float
+
+
 class Canary:
-    """A short sequence in blocks of its own, whose logits are known: proof that steps are right."""
+    """A short sequence in blocks of its own, whose logits are known: proof that steps are right.
+
+    They are those of the plain reference, with its keys and values rounded as the pool rounds them.
+    There another order of sums may take a number to the other side of a rounding step: then logits
+    may also differ by FLIPS of what rounding all of them does to these.
+    """
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         vocabulary = runner.model.shape.vocabulary
         self.tokens = np.arange(CANARY_TOKENS) * 97 % vocabulary
-        self.expected = runner.model.dense(torch.from_numpy(self.tokens))[-2:]
+        self.known: dict[Format, Known] = {}
+
+    def learn(self, kept: Format) -> None:
+        """From any thread, before a pool of that format is proved."""
+        if kept in self.known:
+            return
+        model, tokens = self.runner.model, torch.from_numpy(self.tokens)
+        exact = logits = model.dense(tokens)[-2:]
+        if not kept.exact(model.dtype):
+            logits = model.dense(
+                tokens, lambda key, value: kept.decode(kept.encode(key, value), model.dtype)
+            )[-2:]
+        rounding = float((logits - exact).abs().max())
+        self.known[kept] = Known(logits, float(model.tolerance) + FLIPS * rounding)
 
     def prove(self) -> None:
         """Prefill, then one decode, through the pool and what was captured. Raises ProofFailed."""
@@ -279,6 +328,7 @@ class Canary:
         finally:
             rows.close(row)
             runner.steps, runner.misses = steps, misses
-        error = float((torch.cat([first, second]) - self.expected).abs().max())
-        if not error <= float(runner.model.tolerance):
-            raise ProofFailed(f"the canary's logits differ by {error:g}")
+        logits, tolerance = self.known[runner.pool.kept]
+        error = float((torch.cat([first, second]) - logits).abs().max())
+        if not error <= tolerance:
+            raise ProofFailed(f"the canary's logits differ by {error:g}, allowed: {tolerance:g}")

@@ -10,6 +10,9 @@ DTYPES = ("auto", "float32", "bfloat16")
 MODEL_LEN_MIN, MODEL_LEN_MAX = 32, 8192  # tokens; the least holds the canary and the probe
 SEQS_MAX = 256  # the upper bound of the knob max_num_seqs; sizes the per-sequence arrays
 BLOCK_SIZES = (8, 16, 32, 64, 128)  # tokens; what the knob kv_block_size may be
+# What the knob kv_dtype may be. With an underscore: the dtype of keys, that of values.
+KV_DTYPES = ("auto", "bfloat16", "float16", "float16_int4", "float16_int8", "float32")
+KV_LAYOUTS = ("interleaved", "separate")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from engine.barrier import Barrier, Swap, new_pool
-from engine.config import MODELS, SEQS_MAX, EngineConfig
+from engine.config import KV_DTYPES, MODELS, SEQS_MAX, EngineConfig
 from engine.exec.compact import compact
 from engine.exec.rows import Rows
 from engine.exec.runner import Runner
@@ -24,6 +24,7 @@ from engine.faults import Faults
 from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import Allocator
 from engine.kv.contiguous import ALLOCATORS, ContiguousAllocator
+from engine.kv.formats import Format
 from engine.kv.prefix import PrefixCache
 from engine.kv.tier import HostTier
 from engine.memory import Blocks, blocks, memory
@@ -76,7 +77,7 @@ class Core:
         model, self.tokenizer = load(
             find(config.model, config.seed), dtype, config.model_len_max, f"{dtype}, {why}"
         )
-        pool = new_pool(config, model, running.kv_block_size)
+        pool = new_pool(config, model, running)
         if config.model not in MODELS:
             tokens, gib = config.kv_pool_tokens, pool.bytes / 2**30
             log.info("KV pool: %d tokens, %.2f GiB when all of it is used", tokens, gib)
@@ -173,6 +174,15 @@ class Core:
     def allocator(self) -> Allocator:
         return self.scheduler.allocator
 
+    @property
+    def kv_token_bytes(self) -> dict[str, int]:
+        """What the KV of one token takes, by what `kv_dtype` may be."""
+        shape, dtype = self.runner.model.shape, self.runner.model.dtype
+        return {
+            name: Format.of(name, dtype).token_bytes(shape.layers, shape.kv_heads, shape.head_dim)
+            for name in KV_DTYPES
+        }
+
     def reading(self) -> Reading:
         version, allocator = self.runtime.running, self.allocator
         return Reading(
@@ -181,7 +191,8 @@ class Core:
             deferred=self.scheduler.deferred,
             kv_usage_ratio=allocator.allocated_blocks / allocator.blocks,
             kv_blocks=allocator.blocks,
-            kv_dtype=str(self.runner.model.dtype).removeprefix("torch."),
+            kv_dtype=self.runner.pool.kept.name,
+            kv_token_bytes=self.kv_token_bytes[version.config.kv_dtype],
             kv_cached_blocks=allocator.cached_blocks,
             kv_evictions=allocator.evictions,
             config_version=version.config_version,

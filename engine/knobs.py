@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import BLOCK_SIZES, SEQS_MAX
+from engine.config import BLOCK_SIZES, KV_DTYPES, KV_LAYOUTS, SEQS_MAX
 
 Value = int | str
 
@@ -167,6 +167,22 @@ KNOBS: dict[str, Knob] = {
             apply_class="barrier",
         ),
         Knob(
+            name="kv_dtype",
+            unit="",
+            default="auto",
+            ladder=KV_DTYPES,
+            help="How KV is kept; auto: as the model computes. Running requests' is converted.",
+            apply_class="barrier",
+        ),
+        Knob(
+            name="kv_layout",
+            unit="",
+            default="separate",
+            ladder=KV_LAYOUTS,
+            help="Keys and values in tensors of their own, or a block of each by turns in one.",
+            apply_class="barrier",
+        ),
+        Knob(
             name="graph_capture",
             unit="",
             default="on",
@@ -222,6 +238,8 @@ class RuntimeConfig:
     tenant_quotas: str = "off"
     backpressure: str = "off"
     kv_block_size: int = 16
+    kv_dtype: str = "auto"
+    kv_layout: str = "separate"
     graph_capture: str = "on"
     prefix_cache: str = "off"
     kv_allocator: str = "paged"

@@ -92,6 +92,7 @@ class Reading:
     kv_usage_ratio: float
     kv_blocks: int
     kv_dtype: str
+    kv_token_bytes: int
     kv_cached_blocks: int
     kv_evictions: int
     config_version: int
@@ -221,6 +222,7 @@ class Metrics:
             ("vllm:num_requests_waiting", reading.waiting, "Requests waiting to be run."),
             ("vllm:kv_cache_usage_perc", reading.kv_usage_ratio, "KV cache usage; 1 is full."),
             ("engine:kv_blocks", reading.kv_blocks, "Blocks of the KV pool."),
+            ("engine:kv_token_bytes", reading.kv_token_bytes, "What the KV of a token takes."),
             (
                 "engine:kv_cached_blocks",
                 reading.kv_cached_blocks,

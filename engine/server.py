@@ -357,12 +357,14 @@ class App:
 
     async def config_get(self, call: Call) -> None:
         version = self.core.runtime.running
+        knobs = version.config.described(self.core.barrier.unsupported)
+        knobs["kv_dtype"]["token_bytes"] = self.core.kv_token_bytes
         body = {
             "config_version": version.config_version,
             "model": self.config.model_name,
             "engine": self.config.name,
             "values": version.config.values(),
-            "knobs": version.config.described(self.core.barrier.unsupported),
+            "knobs": knobs,
             "changed_by": version.changed_by,
             "changed_at": version.changed_at,
         }

@@ -39,7 +39,7 @@ from engine.models.llama import SHAPES, Llama, Shape, blank
 log = logging.getLogger("engine")
 
 ROOT = Path(__file__).parents[2]
-SOURCES: tuple[Any, ...] = (decode, llama, BlockStep, inputs, compile_step, KVPool.by_block)
+SOURCES: tuple[Any, ...] = (decode, llama, BlockStep, inputs, compile_step, KVPool.dense)
 COMPILER = os.environ.get("CXX", "g++")
 POSITIONS = 512  # of the model that is compiled from; how many there are is no part of the code
 

@@ -24,6 +24,7 @@ import torch
 
 from engine.exec.decode import Chosen, DecodeGroup, choose, decode_attention
 from engine.exec.step import Step
+from engine.kv.formats import Format
 from engine.kv.pool import KVPool
 from engine.models.llama import Llama
 
@@ -60,18 +61,17 @@ class DecodeStep(torch.nn.Module):
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        slots: torch.Tensor,
+        block: torch.Tensor,
+        offset: torch.Tensor,
         groups: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        keys: Sequence[torch.Tensor],
-        values: Sequence[torch.Tensor],
+        tensors: Sequence[Sequence[torch.Tensor]],
     ) -> Chosen:
-        shape, pool = self.model.shape, self.pool.over(keys, values)
+        shape, pool = self.model.shape, self.pool.over(tensors)
         parts = [DecodeGroup(blocks, mask) for blocks, mask in groups]
 
         def attention(layer: int, qkv: torch.Tensor) -> torch.Tensor:
             key, value = qkv[:, shape.heads :].chunk(2, dim=1)
-            dim = shape.head_dim
-            pool.store(layer, slots, key.reshape(-1, dim), value.reshape(-1, dim))
+            pool.store(layer, block, offset, key, value)
             return decode_attention(shape, pool, layer, qkv, parts)
 
         logits = self.model.logits(self.model.hidden(tokens, positions, attention))
@@ -79,7 +79,7 @@ class DecodeStep(torch.nn.Module):
 
 
 class Graph:
-    """One captured step. Called with the arrays of a step and any pool of the same layout."""
+    """One captured step. Called with the arrays of a step and a pool cut and kept as its."""
 
     def __init__(self, step: DecodeStep, groups: int) -> None:
         with warnings.catch_warnings(), torch.inference_mode():
@@ -92,7 +92,8 @@ class Graph:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        slots: torch.Tensor,
+        block: torch.Tensor,
+        offset: torch.Tensor,
         groups: Sequence[DecodeGroup],
         pool: KVPool,
     ) -> Chosen:
@@ -100,17 +101,17 @@ class Graph:
             chosen: Chosen = self.script(
                 tokens,
                 positions,
-                slots,
+                block,
+                offset,
                 tuple((blocks, mask) for blocks, mask in groups),
-                tuple(pool.keys),
-                tuple(pool.values),
+                pool.tensors,
             )
         return chosen
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """What was captured for one model and one block size, and how long that took."""
+    """What was captured for one model, block size and format, and how long that took."""
 
     mode: ClassVar[str] = "graph"
 
@@ -121,10 +122,11 @@ class Graphs:
         graph = None if step.prefills else self.by_groups.get(len(step.groups))
         if graph is None:
             return None
-        return graph(step.tokens, step.positions, step.slots, step.groups, step.pool)
+        where = step.block, step.offset
+        return graph(step.tokens, step.positions, *where, step.groups, step.pool)
 
 
-def capture(model: Llama, block_size: int) -> Graphs:
+def capture(model: Llama, block_size: int, kept: Format | None = None) -> Graphs:
     """Records and proves the graphs of all group counts; safe beside a running step thread.
 
     Raises CaptureError, also where a graph gives other tokens than the plain step, or logits that
@@ -139,6 +141,7 @@ def capture(model: Llama, block_size: int) -> Graphs:
         blocks=3,
         block_size=block_size,
         dtype=model.dtype,
+        kept=kept,
     )
     step = DecodeStep(model, pool)
     graphs: dict[int, Graph] = {}
@@ -153,19 +156,21 @@ def capture(model: Llama, block_size: int) -> Graphs:
 
 def sample(
     pool: KVPool, sequences: Sequence[int], blocks: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[DecodeGroup, ...], *tuple[object, ...]]:
+) -> tuple[
+    *tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    tuple[DecodeGroup, ...],
+    tuple[tuple[torch.Tensor, ...], ...],
+]:
     """Arguments of a DecodeStep: groups of so many sequences, each of `blocks` blocks."""
-    count, kv_heads = sum(sequences), pool.kv_heads
-    heads = torch.arange(kv_heads) * pool.slots_per_head
-    table = torch.arange(1, blocks + 1) + (torch.arange(kv_heads) * pool.blocks)[:, None]
+    count, heads = sum(sequences), torch.arange(pool.kv_heads)[:, None]
+    table = torch.arange(1, blocks + 1) + heads * pool.blocks
     groups = tuple(
-        DecodeGroup(table.repeat(n, 1).reshape(-1), torch.zeros(n, 1, blocks * pool.block_size))
+        DecodeGroup(table.repeat(n, 1, 1), torch.zeros(n, 1, blocks * pool.block_size))
         for n in sequences
     )
     positions = torch.arange(count)
-    slots = (pool.block_size + positions % pool.block_size)[:, None] + heads
-    keys, values = tuple(pool.keys), tuple(pool.values)
-    return torch.arange(count) + 65, positions, slots.reshape(-1), groups, keys, values
+    where = torch.ones_like(positions), positions % pool.block_size
+    return torch.arange(count) + 65, positions, *where, groups, pool.tensors
 
 
 @torch.inference_mode()
@@ -174,7 +179,7 @@ def prove(step: DecodeStep, graph: Graph, groups: int) -> None:
     for blocks, first in ((1, 3), (2, 5)):
         arguments = sample(step.pool, [first, *[1] * (groups - 1)], blocks)
         plain = step(*arguments)
-        logits, tokens, _ = graph(*arguments[:4], step.pool)
+        logits, tokens, _ = graph(*arguments[:5], step.pool)
         if not agree(plain, tokens):
             raise CaptureError("the captured step chooses other tokens than the plain one")
         error = float((logits - plain[0]).abs().max())

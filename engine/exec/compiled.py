@@ -64,7 +64,11 @@ class BlockStep(torch.nn.Module):
 
 def inputs(step: Step) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """What BlockStep takes after the weights."""
-    return [step.tokens, step.positions, *step.context], *step.pool.by_block()
+    places, keys, values = step.pool.dense()
+    context = step.context
+    if places > 1:
+        context = context._replace(block=context.block * places, blocks=context.blocks * places)
+    return [step.tokens, step.positions, *context], keys, values
 
 
 class Compiled:
@@ -134,9 +138,10 @@ class Compiled:
         logits, tokens, _ = (part[:rows] for part in self.forward(other))
         if not agree(expected, tokens):
             raise CaptureError("the compiled step chooses other tokens than the plain one")
-        written = plain.slots[: rows * plain.pool.kv_heads]
+        written = (plain.block * block_size + plain.offset)[:rows]
         pairs = [(expected[0], logits)]
-        pairs += [(a[written], b[written]) for a, b in plain.pool.pairs(other.pool)]
+        for layer in range(model.shape.layers):
+            pairs += zip(*(each.pool.read(layer, written) for each in (plain, other)), strict=True)
         for one, another in pairs:
             error, allowed = float((one - another).abs().max()), rounding(one, model.dtype)
             if not error <= allowed:

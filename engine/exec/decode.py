@@ -16,7 +16,7 @@ Chosen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class DecodeGroup(NamedTuple):
     """Consecutive decodes of a step, padded to one context length (a multiple of blocks)."""
 
-    blocks: torch.Tensor  # (sequences · kv_heads · blocks,) rows of the pool's block view
+    blocks: torch.Tensor  # (sequences, kv_heads, blocks) as KVPool.gather takes them
     mask: torch.Tensor  # (sequences, 1, context): 0 where known, -inf beyond
 
 
@@ -40,12 +40,12 @@ def decode_attention(
     parts, at = [], 0
     for blocks, mask in groups:
         sequences, context = mask.size(0), mask.size(2)
-        keys, values = pool.gather(layer, blocks)
+        keys, values = (each.flatten(0, 1) for each in pool.gather(layer, blocks))
         q = query[at * kv_heads : (at + sequences) * kv_heads]
-        scores = torch.bmm(q, keys.view(-1, context, dim).transpose(1, 2))
+        scores = torch.bmm(q, keys.transpose(1, 2))
         scores.view(-1, heads, context).add_(mask)
         weights = torch.softmax(scores, dim=-1)
-        parts.append(torch.bmm(weights, values.view(-1, context, dim)).view(-1, heads * dim))
+        parts.append(torch.bmm(weights, values).view(-1, heads * dim))
         at = at + sequences
     rest = qkv.new_zeros(qkv.size(0) - at, heads * dim)
     return torch.cat([*parts, rest])

@@ -21,7 +21,8 @@ from engine.models.llama import TORCH, Llama, Ops
 class KernelStep:
     """What `Runner.eager` may be: matrix products are torch's, all else is the backend's.
 
-    name: "torch" or "triton". Raises ValueError for another, ImportError without Triton.
+    name: "torch" or "triton". Raises ValueError for another, and for a pool with values as codes,
+    ImportError without Triton.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,7 +30,7 @@ class KernelStep:
         self.ops, self.choose = (TRITON, choose_triton) if name == "triton" else (TORCH, choose)
 
     def __call__(self, step: Step) -> Chosen:
-        layers = [PagedKV(*pair) for pair in zip(*step.pool.by_block(), strict=True)]
+        layers = [PagedKV(*pair) for pair in zip(step.pool.keys, step.pool.values, strict=True)]
         hidden = self.hidden(step.model, layers, batch_of(step), step.tokens, step.positions)
         sampled = torch.from_numpy(padded(step.sampled))
         logits = step.model.logits(hidden.index_select(0, sampled), self.ops)

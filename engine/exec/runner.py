@@ -6,7 +6,8 @@ left is rounding in attention, far below the model's tolerance. A greedy choice 
 could flip (a rival within twice the tolerance) is decided by the dense reference over the sequence
 alone: it depends on the tokens only, hence on no batch and on no chunking. That holds up all others
 meanwhile, so it is not done where it takes more than SETTLED_FLOP_MAX, nor in bfloat16, where such
-rivals are many: there a batch may flip a choice.
+rivals are many, nor over KV that is kept rounded, where a number may fall to either side of a step:
+there a batch may flip a choice.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Runner:
                 rivals[i] = 1
         for i in np.flatnonzero(rivals > 1).tolist():
             row = plan.sampled[i].row
-            if rows.known[row] > self.settled_tokens_max:
+            if not self.pool.exact or rows.known[row] > self.settled_tokens_max:
                 continue
             sequence = torch.from_numpy(rows.tokens[row, : rows.known[row]])
             tokens[i] = int(self.model.dense(sequence)[-1].argmax())

@@ -25,7 +25,11 @@ SPLIT_BLOCKS_MIN = 24  # padding that must be saved for another attention group 
 
 @dataclass
 class PrefillChunk:
-    """Tokens `begin`:`end` of the step; `blocks` and `mask` only where context precedes them."""
+    """Tokens `begin`:`end` of the step; `blocks` and `mask` where they read the pool.
+
+    Without, they attend to themselves only, as a prompt's first chunk does. blocks: (1, kv_heads,
+    blocks), as KVPool.gather takes them; mask: (tokens, context) bool, True where seen.
+    """
 
     begin: int
     end: int
@@ -48,12 +52,11 @@ class Step:
         self.owner, self.known = owner, positions + 1
         tokens = rows.tokens[owner, positions]
         block, offset = np.divmod(positions, pool.block_size)
-        slots = rows.tables[owner, block] * pool.block_size + offset
         self.tokens = torch.from_numpy(padded(tokens))
         self.positions = torch.from_numpy(padded(positions))
-        # Padding writes to slot 0, which belongs to the scratch block.
-        heads = padded(slots)[:, None] + np.arange(pool.kv_heads) * pool.slots_per_head
-        self.slots = torch.from_numpy(heads.reshape(-1))
+        # Where each token's KV goes; that of padding to block 0, which is scratch.
+        self.block = torch.from_numpy(padded(rows.tables[owner, block]))
+        self.offset = torch.from_numpy(padded(offset))
         decodes = len(plan.rows)
         ends = decodes + np.cumsum(counts)
         self.prefills = [
@@ -86,7 +89,7 @@ class Step:
             mask = np.zeros((end - begin, 1, width * size), np.float32)
             beyond = np.arange(width * size) >= context[begin:end, None]
             mask[:, 0][beyond] = -np.inf
-            groups.append(DecodeGroup(torch.from_numpy(tables.reshape(-1)), torch.from_numpy(mask)))
+            groups.append(DecodeGroup(torch.from_numpy(tables), torch.from_numpy(mask)))
         return groups
 
     @cached_property
@@ -115,7 +118,7 @@ class Step:
         heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
         key = qkv[:, heads : heads + kv_heads]
         value = qkv[:, heads + kv_heads :]
-        pool.store(layer, self.slots, key.reshape(-1, dim), value.reshape(-1, dim))
+        pool.store(layer, self.block, self.offset, key, value)
         out = decode_attention(shape, pool, layer, qkv, self.groups)
         for chunk in self.prefills:
             span = slice(chunk.begin, chunk.end)
@@ -123,8 +126,7 @@ class Step:
             if chunk.blocks is None:
                 k, v = key[span].transpose(0, 1)[None], value[span].transpose(0, 1)[None]
             else:
-                keys, values = pool.gather(layer, chunk.blocks)
-                k, v = (t.view(1, kv_heads, -1, dim) for t in (keys, values))
+                k, v = pool.gather(layer, chunk.blocks)
             o = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -145,16 +147,15 @@ class Step:
 
     def _prefill(self, chunk: Chunk, end: int) -> PrefillChunk:
         begin = end - chunk.count
-        if chunk.start == 0:
+        # What a pool rounds is read from it, so that an answer does not depend on the chunks.
+        if chunk.start == 0 and self.pool.exact:
             return PrefillChunk(begin, end, None, None)
         size = self.pool.block_size
         width = -(-(chunk.start + chunk.count) // size)
         tables = self.rows.tables[chunk.row, None, None, :width] + self.head_blocks
         position = chunk.start + np.arange(chunk.count)
         seen = np.arange(width * size) <= position[:, None]
-        return PrefillChunk(
-            begin, end, torch.from_numpy(tables.reshape(-1)), torch.from_numpy(seen)
-        )
+        return PrefillChunk(begin, end, torch.from_numpy(tables), torch.from_numpy(seen))
 
 
 def splits(blocks: np.ndarray, blocks_max: int) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """What attention is asked: one layer's paged cache, the sequences of a step, and a backend.
 
-The cache is the engine's pool (kv/pool.py, `by_block`) or any other with its dimensions in this
+The cache is the engine's pool (kv/pool.py) or any other with its dimensions in this
 order; strides are free, so keys and values may also stand block by block in one tensor.
 """
 

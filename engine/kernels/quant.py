@@ -153,19 +153,13 @@ def quantise_reference(
         part = x[span].float()
         scale.copy_((part.abs().amax(0) if per_column else part.abs().amax()) / LARGEST[bits])
         codes = codes_reference(part, scale)
-        if bits == 4:
-            low, high = (codes.int() & 15).view(len(part), -1, 2).unbind(-1)
-            codes = low | (high << 4)
-        result.codes[span] = codes.to(result.codes.dtype)
+        result.codes[span] = packed(codes).view(torch.uint8) if bits == 4 else codes.to(torch.int8)
     return result
 
 
 def dequantise_reference(what: Quantised, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The same in torch."""
-    codes = what.codes.int()
-    if what.bits == 4:
-        codes = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
-        codes = (codes ^ 8) - 8
+    codes = unpacked(what.codes.view(torch.int8)) if what.bits == 4 else what.codes
     scales = what.scales.repeat_interleave(what.group_rows, 0)[: len(codes)]
     return (codes * scales).to(dtype)
 
@@ -173,6 +167,18 @@ def dequantise_reference(what: Quantised, dtype: torch.dtype = torch.float32) ->
 def codes_reference(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """round(x / scale), halves upwards; zeros where the scale is 0."""
     return torch.floor(x / torch.where(scale > 0, scale, 1.0) + 0.5)
+
+
+def packed(codes: torch.Tensor) -> torch.Tensor:
+    """Codes of four bits (…, dim) by twos, as int8 (…, dim / 2)."""
+    codes = codes.to(torch.int8) & 15
+    return codes[..., ::2] | (codes[..., 1::2] << 4)
+
+
+def unpacked(codes: torch.Tensor) -> torch.Tensor:
+    """What `packed` was given, as int8."""
+    # Shifted right, the sign comes along.
+    return torch.stack([(codes << 4) >> 4, codes >> 4], -1).flatten(-2)
 
 
 def _empty(x: torch.Tensor, bits: int, group_rows: int, per_column: bool) -> Quantised:

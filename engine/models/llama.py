@@ -20,6 +20,9 @@ from engine.models.tokenizer import VOCABULARY
 Attention = Callable[[int, torch.Tensor], torch.Tensor]
 """(layer, qkv (tokens, heads + 2 kv_heads, head_dim), rotated) → (tokens, heads · head_dim)."""
 
+Rounded = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values (kv_heads, tokens, head_dim) → the same."""
+
 
 class Ops(NamedTuple):
     """What a layer does beside matrix products and attention; exec/kernel_step.py has Triton's."""
@@ -163,15 +166,20 @@ class Llama:
         return logits if logits.dtype == torch.float32 else logits.float()
 
     @torch.inference_mode()
-    def dense(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The plain reference: the whole sequence at once, no cache; (tokens, vocabulary)."""
+    def dense(self, tokens: torch.Tensor, rounded: Rounded | None = None) -> torch.Tensor:
+        """The plain reference: the whole sequence at once, no cache; (tokens, vocabulary).
+
+        With keys and values `rounded` as a cache would.
+        """
         shape = self.shape
 
         def attention(_: int, qkv: torch.Tensor) -> torch.Tensor:
             heads = [shape.heads, shape.kv_heads, shape.kv_heads]
-            q, k, v = (part.transpose(0, 1)[None] for part in torch.split(qkv, heads, dim=1))
+            q, k, v = (part.transpose(0, 1) for part in torch.split(qkv, heads, dim=1))
+            if rounded is not None:
+                k, v = rounded(k, v)
             out = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=1.0, enable_gqa=True
+                q[None], k[None], v[None], is_causal=True, scale=1.0, enable_gqa=True
             )
             return out[0].transpose(0, 1).reshape(qkv.shape[0], -1)
 

@@ -18,7 +18,7 @@ from collections import deque
 import numpy as np
 
 from engine.knobs import LENGTH_WINDOW_ADAPTIVE, RuntimeConfig
-from engine.kv.allocator import PagedAllocator
+from engine.kv.allocator import Allocator
 from engine.sched.length_fit import Fit, fit
 from engine.sched.request import Request
 
@@ -84,7 +84,7 @@ class LengthWindow:
         return self.slice
 
     def group(
-        self, config: RuntimeConfig, allocator: PagedAllocator, begun: list[Request]
+        self, config: RuntimeConfig, allocator: Allocator, begun: list[Request]
     ) -> Group | None:
         """Of a step that goes on with `begun`; None: prompts of any length may share it."""
         self.window = config.length_window_tokens

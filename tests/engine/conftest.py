@@ -26,6 +26,7 @@ from engine.exec.rows import Rows
 from engine.exec.runner import Runner
 from engine.knobs import RuntimeConfig
 from engine.kv.contiguous import ALLOCATORS
+from engine.kv.formats import Format
 from engine.kv.pool import KVPool
 from engine.kv.prefix import PrefixCache
 from engine.kv.tier import HostTier
@@ -111,6 +112,8 @@ def bench(
     caching: bool = False,
     allocator: str = "paged",
     tier_bytes: int = 0,
+    kept: Format | None = None,
+    interleaved: bool = False,
 ) -> Bench:
     shape = model.shape
     rows = Rows(rows=64, model_len_max=512, block_size=block_size)
@@ -121,6 +124,8 @@ def bench(
         blocks=blocks,
         block_size=block_size,
         dtype=model.dtype,
+        kept=kept,
+        interleaved=interleaved,
     )
     runner = Runner(model, pool, rows)
     runner.captured = graphs

@@ -161,7 +161,8 @@ def test_a_failed_proof_puts_everything_back(model: Llama, served: Served) -> No
     served.submit([request("a", [70] * 30, 120)])
     served.wait(tokens=10)
     graphs, pool = served.core.runner.captured, served.core.runner.pool
-    served.core.barrier.canary.expected = served.core.barrier.canary.expected + 1
+    (kept, known), *_ = served.core.barrier.canary.known.items()
+    served.core.barrier.canary.known[kept] = known._replace(logits=known.logits + 1)
     with pytest.raises(NotPossible, match="taken back, its proof failed"):
         served.change(kv_block_size=64, max_num_seqs=7)
     assert served.core.runner.pool is pool
@@ -273,15 +274,12 @@ def test_the_cache_is_turned_on_and_off_and_recut_and_no_token_changes(model: Ll
 
 
 def dense(pool: KVPool, rows: Rows) -> dict[int, torch.Tensor]:
-    """KV of each sequence as (2 · layers, heads, tokens, head_dim), whatever the blocks."""
+    """KV of each sequence as (layers · 2, heads, tokens, head_dim), whatever the blocks."""
     found = {}
     for row in np.flatnonzero(rows.owned).tolist():
         position = np.arange(rows.computed[row])
         slot = rows.tables[row, position // pool.block_size] * pool.block_size
         slot = torch.from_numpy(slot + position % pool.block_size)
-        parts = [
-            tensor.view(pool.kv_heads, -1, pool.head_dim)[:, slot]
-            for tensor in (*pool.keys, *pool.values)
-        ]
-        found[row] = torch.stack(parts)
+        parts = [pool.read(layer, slot) for layer in range(len(pool.keys))]
+        found[row] = torch.stack([part for layer in parts for part in layer])
     return found

@@ -126,10 +126,13 @@ def test_any_batch_gives_the_tokens_and_logits_of_the_plain_step(
 
 @needs_compiler
 @pytest.mark.parametrize("block_size", BLOCK_SIZES)
-def test_blocks_of_all_sizes_are_read(tiny: Llama, compiled: Compiled, block_size: int) -> None:
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_blocks_of_all_sizes_and_layouts_are_read(
+    tiny: Llama, compiled: Compiled, block_size: int, interleaved: bool
+) -> None:
     prompt = np.random.default_rng(1).integers(0, 262, 100)
     plain, _ = bench(tiny).generate([request("a", prompt, 40)], RuntimeConfig())
-    subject = bench(tiny, blocks=80, block_size=block_size)
+    subject = bench(tiny, blocks=80, block_size=block_size, interleaved=interleaved)
     subject.runner.captured = compiled
     tokens, _ = subject.generate([request("a", prompt, 40)], RuntimeConfig())
     assert tokens == plain
@@ -169,6 +172,29 @@ def test_a_later_engine_finds_it_loses_it_and_gets_it_back(folder: Path) -> None
         subject.wait(ended=2)
         assert runner.steps["compiled"] == 20
         assert subject.tokens["a"] == subject.tokens["b"]
+    finally:
+        subject.core.stop()
+
+
+@needs_compiler
+def test_over_kv_kept_otherwise_graphs_are_replayed_until_it_is_as_computed(folder: Path) -> None:
+    subject = Served(config(folder))
+    try:
+        runner = subject.core.runner
+        taken = runner.captured
+        assert isinstance(taken, Compiled)
+        subject.change(kv_layout="interleaved")
+        assert runner.captured is taken
+        subject.change(kv_dtype="float16_int8")
+        assert isinstance(runner.captured, Graphs)
+        subject.core.barrier.upgrade(taken)  # as when one is made just now
+        assert isinstance(runner.captured, Graphs)
+        subject.submit([request("a", [70] * 30, 20)])
+        subject.wait(ended=1)
+        assert (runner.steps["compiled"], runner.steps["graph"]) == (0, 19)
+        subject.change(kv_dtype="float32")
+        assert runner.captured is taken
+        assert subject.core.barrier.rollbacks == 0
     finally:
         subject.core.stop()
 

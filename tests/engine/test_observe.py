@@ -56,6 +56,7 @@ OURS = {
     "engine:config_swap_seconds": "gauge",
     "engine:kv_blocks": "gauge",
     "engine:kv_cached_blocks": "gauge",
+    "engine:kv_token_bytes": "gauge",
     "engine:prefix_evictions": "counter",
     "engine:graph_capture_ready": "gauge",
     "engine:graph_capture_seconds": "gauge",
@@ -93,6 +94,7 @@ def metrics(*, contiguous: bool = False) -> Metrics:
         kv_usage_ratio=0.25,
         kv_blocks=2048,
         kv_dtype="bfloat16",
+        kv_token_bytes=768,
         kv_cached_blocks=10,
         kv_evictions=4,
         config_version=7,
@@ -102,6 +104,7 @@ def metrics(*, contiguous: bool = False) -> Metrics:
             "graph_capture": "on",
             "prefix_cache": "on",
             "kv_allocator": "contiguous" if contiguous else "paged",
+            "kv_dtype": "float16",
         },
         captured=None,
         rollbacks=0,
@@ -131,6 +134,8 @@ def test_the_exposition_has_vllms_names_types_and_labels() -> None:
     (info,) = families["vllm:cache_config_info"].samples
     assert info.labels["enable_prefix_caching"] == "True"
     assert info.labels["cache_dtype"] == "bfloat16"
+    shown = {s.labels["knob"]: s.value for s in families["engine:knob"].samples}
+    assert (shown["graph_capture"], shown["kv_block_size"], shown["kv_dtype"]) == (1, 32, 2)
     ttft = families["vllm:time_to_first_token_seconds"].samples
     assert [s.labels["le"] for s in ttft if s.name.endswith("_bucket")][:3] == [
         "0.001",

@@ -20,9 +20,9 @@ def test_a_pool_takes_the_memory_of_what_was_written() -> None:
     before = resident_bytes()
     pool = KVPool(layers=2, kv_heads=2, head_dim=64, blocks=8192, block_size=16)  # 256 MiB
     assert resident_bytes() - before < 32 * MIB
-    rows = torch.arange(4)
-    pool.store(1, rows, torch.ones(4, 64), torch.ones(4, 64))
-    assert pool.keys[1][:5].sum() == 4 * 64
+    place = torch.zeros(4, dtype=torch.int64), torch.arange(4)
+    pool.store(1, *place, torch.ones(4, 2, 64), torch.ones(4, 2, 64))
+    assert pool.keys[1][:, 0].sum() == 4 * 2 * 64
     assert resident_bytes() - before < 32 * MIB
     pool.touch()
     assert resident_bytes() - before > 192 * MIB

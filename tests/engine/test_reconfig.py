@@ -128,6 +128,8 @@ def test_defaults_and_ladders_lie_within_the_bounds() -> None:
         "tenant_quotas": "off",
         "backpressure": "off",
         "kv_block_size": 16,
+        "kv_dtype": "auto",
+        "kv_layout": "separate",
         "graph_capture": "on",
         "prefix_cache": "off",
         "kv_allocator": "paged",

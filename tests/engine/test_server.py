@@ -256,10 +256,13 @@ def test_choices_and_barrier_knobs_are_told_and_changed(engine: EngineProcess) -
     assert knobs["graph_capture"]["choices"] == ["off", "on"]
     assert knobs["kv_block_size"]["choices"] == [8, 16, 32, 64, 128]
     assert "minimum" not in knobs["kv_block_size"]
+    assert knobs["kv_dtype"]["token_bytes"]["auto"] == 2 * 3 * 2 * 32 * 4
     assert {name: knob["apply_class"] for name, knob in knobs.items()} == {
         **dict.fromkeys(knobs, "hot"),
         "graph_capture": "barrier",
         "kv_block_size": "barrier",
+        "kv_dtype": "barrier",
+        "kv_layout": "barrier",
         "prefix_cache": "barrier",
         "kv_allocator": "barrier",
     }

@@ -56,11 +56,15 @@ def bodies(rng: random.Random) -> list[dict[str, Any]]:
     ]
 
 
+# Of the others, each has an answer of its own.
+EXACT = {"kv_dtype": ("auto", "float32")}
+
+
 def random_change(rng: random.Random) -> dict[str, Any]:
     """One to three knobs; never so that the load itself (priority realtime) is turned away."""
     values: dict[str, Any] = {}
     for name in rng.sample(sorted(KNOBS), rng.randint(1, 3)):
-        values[name] = rng.choice(KNOBS[name].ladder)
+        values[name] = rng.choice(EXACT.get(name, KNOBS[name].ladder))
     return values
 
 

@@ -64,10 +64,8 @@ def test_the_engines_pool_is_written_as_it_writes_itself() -> None:
 
     slots, key, value = torch.tensor([17, 90, 35]), drawn(3, 2, 32), drawn(3, 2, 32, seed=1)
     ours, its = pool(), pool()
-    keys, values = ours.by_block()
-    store(PagedKV(keys[0], values[0]), slots, key, value)
-    rows = (slots[:, None] + torch.arange(2) * its.slots_per_head).reshape(-1)
-    its.store(0, rows, key.reshape(-1, 32), value.reshape(-1, 32))
+    store(PagedKV(ours.keys[0], ours.values[0]), slots, key, value)
+    its.store(0, slots // 16, slots % 16, key, value)
     assert torch.equal(ours.keys[0], its.keys[0])
     assert torch.equal(ours.values[0], its.values[0])
 
