@@ -20,7 +20,7 @@ from controlplane.diagnosis.demand import (
     demand_text,
     pool_grew,
 )
-from controlplane.diagnosis.scene import Point, Scene, Track, evenly
+from controlplane.diagnosis.scene import STEPS_PER_WINDOW, Point, Scene, Track, evenly
 from controlplane.diagnosis.step_time import SLOWER_MAX, STEP_TIME, T_MIN, step_time
 
 # What a cause can reach at most when one fact it cannot do without fails or was not measured.
@@ -196,11 +196,19 @@ def beyond_fact(scene: Scene, *, wanted: bool, required: bool = True, weight: fl
 
 
 def _arrivals_doubt(scene: Scene) -> float:
-    """Two standard errors of the mean of `arrivals`, in requests per second; 0: too few looks."""
-    looks = [each for each in evenly(scene.steps(ARRIVALS, counter=True)) if not math.isnan(each)]
-    if len(looks) < 2:
+    """Two standard errors of the mean of `arrivals` by crowds shorter than a window, in requests/s.
+
+    Told by how looks within a window differ: what differs between windows is no chance.
+    """
+    looks = [each / scene.step_s for each in evenly(scene.steps(ARRIVALS, counter=True))]
+    windows = [
+        [each for each in looks[at : at + STEPS_PER_WINDOW] if not math.isnan(each)]
+        for at in range(0, len(looks), STEPS_PER_WINDOW)
+    ]
+    spread = [statistics.variance(each) for each in windows if len(each) > 1]
+    if not spread:
         return 0.0
-    return T_MIN * statistics.stdev(looks) / scene.step_s / math.sqrt(len(looks))
+    return T_MIN * math.sqrt(statistics.fmean(spread) / sum(map(len, windows)))
 
 
 def traffic_fact(scene: Scene, *, grew: bool, required: bool = False, weight: float = 1) -> Fact:
