@@ -53,6 +53,11 @@ class Served:
         for one in asked:
             self.core.submit(one)
 
+    def expect_otherwise(self) -> None:
+        """From now on no proof holds."""
+        known = self.core.barrier.canary.known
+        known |= {kept: each._replace(logits=each.logits + 1) for kept, each in known.items()}
+
     def wait(self, tokens: int = 0, ended: int = 0) -> None:
         with self.came:
             assert self.came.wait_for(
@@ -161,8 +166,7 @@ def test_a_failed_proof_puts_everything_back(model: Llama, served: Served) -> No
     served.submit([request("a", [70] * 30, 120)])
     served.wait(tokens=10)
     graphs, pool = served.core.runner.captured, served.core.runner.pool
-    (kept, known), *_ = served.core.barrier.canary.known.items()
-    served.core.barrier.canary.known[kept] = known._replace(logits=known.logits + 1)
+    served.expect_otherwise()
     with pytest.raises(NotPossible, match="taken back, its proof failed"):
         served.change(kv_block_size=64, max_num_seqs=7)
     assert served.core.runner.pool is pool
