@@ -147,7 +147,7 @@ class Step:
 
     def _prefill(self, chunk: Chunk, end: int) -> PrefillChunk:
         begin = end - chunk.count
-        # What a pool rounds is read from it, so that an answer does not depend on the chunks.
+        # What a pool rounds is read from it, so that chunks change the order of sums only.
         if chunk.start == 0 and self.pool.exact:
             return PrefillChunk(begin, end, None, None)
         size = self.pool.block_size
