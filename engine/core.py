@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -25,6 +26,7 @@ from engine.kv.allocator import PagedAllocator
 from engine.kv.prefix import PrefixCache
 from engine.models.loader import compute_dtype, find, load
 from engine.observe import Metrics, Reading
+from engine.pause import ABORTED, Pause
 from engine.reconfig import RuntimeStore, Versioned
 from engine.sched.request import PRIORITIES, Finish, Request
 from engine.sched.scheduler import Outcome, Scheduler
@@ -81,13 +83,13 @@ class Core:
         self.runtime.listeners.append(self._count_change)
         self.tracing = Tracing(config) if config.otlp_endpoint else None
         self.barrier.start(running)
-        self.inbox: deque[tuple[Request, Finish | None, str]] = deque()  # finish None: submit
+        self.inbox: deque[Callable[[], None]] = deque()  # for the step thread, in order of arrival
         self.submitted_requests = 0
         self.submitted_tokens = 0
         self.finish_gap_s = 0.0  # mean time between two finished requests, lately
         self.finished_at = 0.0
         self.draining = False
-        self.paused = False
+        self.paused = Pause.NOT
         self.stopping = False
         self.thread = threading.Thread(target=self._run, name="step", daemon=True)
         self.faults = Faults(self.runtime, self.scheduler, self.barrier, self.thread)
@@ -161,6 +163,7 @@ class Core:
             rollbacks=self.barrier.rollbacks,
             swap_s=self.barrier.swap_s,
             spans_dropped=self.tracing.dropped if self.tracing else 0,
+            paused=self.paused,
         )
 
     def submit(self, request: Request) -> None:
@@ -187,14 +190,14 @@ class Core:
             )
         self.submitted_requests += 1
         self.submitted_tokens += request.prompt_tokens
-        self.inbox.append((request, None, ""))
+        self.inbox.append(partial(self.scheduler.add, request))
         self.wake.set()
 
     def cancel(
         self, request: Request, finish: Finish = Finish.ABORT, error: str = "cancelled"
     ) -> None:
         """Takes effect before the next step; a request that has ended stays as it ended."""
-        self.inbox.append((request, finish, error))
+        self.inbox.append(partial(self._abandon, request, finish, error))
         self.wake.set()
 
     def reset_prefix_cache(self) -> int:
@@ -204,9 +207,10 @@ class Core:
             self.runtime.boundary.run(lambda: forgotten.append(self.scheduler.prefixes.flush()))
         return forgotten[0]
 
-    def pause(self, paused: bool) -> None:
-        """Paused, running requests finish and the queue keeps; nothing new is started."""
-        self.paused = paused
+    def pause(self, mode: Pause) -> None:
+        """From the next step on; what was submitted before is what `abort` ends. NOT: resumes."""
+        self.paused = mode
+        self.inbox.append(partial(self._pause, mode))
         self.wake.set()
 
     def _reject(self, reason: str, message: str) -> None:
@@ -242,12 +246,12 @@ class Core:
 
     def _take_in(self) -> None:
         while self.inbox:
-            request, finish, error = self.inbox.popleft()
-            if finish is None:
-                self.scheduler.add(request)
-            else:
-                self._abandon(request, finish, error)
-        self.scheduler.paused = self.paused
+            self.inbox.popleft()()
+
+    def _pause(self, mode: Pause) -> None:
+        if mode is Pause.ABORT:
+            self._fail_all(ABORTED, "aborted")
+        self.scheduler.paused = mode
 
     def _step(self, config: RuntimeConfig, began: float) -> bool:
         """One step; False when there was nothing to run."""
@@ -284,19 +288,21 @@ class Core:
         if self.tracing:
             self.tracing.record(request)
 
-    def _abandon(self, request: Request, finish: Finish, error: str) -> None:
+    def _abandon(
+        self, request: Request, finish: Finish, error: str, code: str = "engine_error"
+    ) -> None:
         if finish is Finish.ERROR:
-            request.error = error
+            request.error, request.error_code = error, code
         if self.scheduler.abandon(request, finish, time.monotonic()):
             self._ended(request)
             nothing = self.rows.touched[:0]
             self.deliver(Outcome([], [], [], [request], nothing))
 
-    def _fail_running(self, error: str) -> None:
+    def _fail_running(self, error: str, code: str = "engine_error") -> None:
         for request in list(self.scheduler.running):
-            self._abandon(request, Finish.ERROR, error)
+            self._abandon(request, Finish.ERROR, error, code)
 
-    def _fail_all(self, error: str) -> None:
-        self._fail_running(error)
+    def _fail_all(self, error: str, code: str = "engine_error") -> None:
+        self._fail_running(error, code)
         for request in list(self.scheduler.waiting):
-            self._abandon(request, Finish.ERROR, error)
+            self._abandon(request, Finish.ERROR, error, code)

@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from engine.config import EngineConfig
 from engine.exec.capture import Captured
 from engine.knobs import Value
+from engine.pause import MODES, Pause
 from engine.sched.request import PRIORITIES, Finish, Request
 from engine.sched.scheduler import Outcome, Plan
 
@@ -96,6 +97,7 @@ class Reading:
     rollbacks: int
     swap_s: float
     spans_dropped: int
+    paused: Pause
 
 
 class Metrics:
@@ -233,6 +235,11 @@ class Metrics:
             "engine:knob",
             "Running value of a knob, in the knob's unit; off is 0, on is 1.",
             [({**labels, "knob": knob}, number(value)) for knob, value in reading.knobs.items()],
+        )
+        yield gauge(
+            "engine:paused",
+            "1: stands still, by POST /pause with this mode.",
+            [({**labels, "mode": mode}, reading.paused is mode) for mode in MODES],
         )
         size = int(reading.knobs["kv_block_size"])
         info = {

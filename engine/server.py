@@ -15,7 +15,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from engine import openai
+from engine import openai, pause
 from engine.config import EngineConfig
 from engine.core import Core, Rejected
 from engine.faults import FaultError
@@ -154,6 +154,7 @@ class App:
             "/v1/faults": {"POST": self.faults},
             "/pause": {"POST": self.pause},
             "/resume": {"POST": self.resume},
+            "/is_paused": {"GET": self.is_paused},
             "/reset_prefix_cache": {"POST": self.reset_prefix_cache},
         }
 
@@ -241,7 +242,7 @@ class App:
             if stream.done and request.finish is Finish.ERROR:
                 if not call.started:
                     self._raise_failed(request)
-                error = ApiError(500, "engine_error", request.error).body()
+                error = self._failed(request).body()
                 await call.part(f"data: {json.dumps(error)}\n\n", more=False)
                 return
             if not call.started:
@@ -260,10 +261,14 @@ class App:
         if not request.stream.done:
             self.core.cancel(request)
 
-    @staticmethod
-    def _raise_failed(request: Request) -> None:
+    def _raise_failed(self, request: Request) -> None:
         if request.finish is Finish.ERROR:
-            raise ApiError(500, "engine_error", request.error)
+            raise self._failed(request)
+
+    @staticmethod
+    def _failed(request: Request) -> ApiError:
+        status = 503 if request.error_code == "aborted" else 500
+        return ApiError(status, request.error_code, request.error)
 
     async def models(self, call: Call) -> None:
         model = {"id": self.config.model_name, "object": "model", "owned_by": "trimtab"}
@@ -271,37 +276,44 @@ class App:
         await call.answer({"object": "list", "data": [{**model, **limit}]})
 
     async def health(self, call: Call) -> None:
-        """200 while the step thread lives and admits; 503 with the reason otherwise."""
+        """200 while the step thread lives and requests are taken in; 503 with the reason else.
+
+        Paused, they are taken in: they queue.
+        """
         core = self.core
-        state = "ok" if core.alive else "step thread has ended"
+        state = "paused" if core.paused else "ok"
         if core.draining:
             state = "shutting down"
+        if not core.alive:
+            state = "step thread has ended"
         body = {
             "status": state,
             "engine": self.config.name,
             "model": self.config.model_name,
-            "paused": core.paused,
+            "paused": str(core.paused) or None,
         }
-        await call.answer(body, 200 if state == "ok" else 503)
+        await call.answer(body, 200 if state in ("ok", "paused") else 503)
 
     async def metrics(self, call: Call) -> None:
         await call.answer(self.core.metrics.render())
 
     async def pause(self, call: Call) -> None:
-        """mode=wait: starts nothing new, answers when what runs has finished; the queue keeps."""
-        mode = call.query("mode", "wait")
-        if mode != "wait":
-            raise openai.bad(
-                "mode", f"got {mode!r}, this engine supports only 'wait'", "unsupported"
-            )
-        self.core.pause(True)
-        while self.core.paused and self.core.scheduler.running:
-            await asyncio.sleep(0.01)
-        await call.answer({"paused": self.core.paused, "waiting": self.core.waiting})
+        """Answers when the engine stands still; told again, it answers the same."""
+        try:
+            field, mode = "mode", pause.read_mode(call.query("mode", "abort"))
+            field, text = "deadline_s", call.query("deadline_s", "")
+            deadline_s = pause.read_deadline_s(text, mode)
+        except ValueError as error:
+            raise bad(field, str(error)) from None
+        await pause.pause(self.core, mode, deadline_s)
+        await self.is_paused(call)
 
     async def resume(self, call: Call) -> None:
-        self.core.pause(False)
-        await call.answer({"paused": False, "waiting": self.core.waiting})
+        self.core.pause(pause.Pause.NOT)
+        await self.is_paused(call)
+
+    async def is_paused(self, call: Call) -> None:
+        await call.answer(pause.told(self.core))
 
     async def reset_prefix_cache(self, call: Call) -> None:
         """Forgets every cached prefix; running requests keep the blocks they have."""

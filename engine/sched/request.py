@@ -59,6 +59,7 @@ class Request:
     finished: float = 0.0
     finish: Finish | None = None
     error: str = ""
+    error_code: str = "engine_error"
     config_version: int = 0
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from engine.knobs import NotPossible, RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.prefix import PrefixCache
 from engine.models.tokenizer import ByteTokenizer, Tokenizer
+from engine.pause import Pause
 from engine.sched.request import Finish, Request
 
 DEFERRED_REQUESTS_MAX = 32  # that wait for a prefix while those behind them are admitted
@@ -78,7 +79,7 @@ class Scheduler:
         self.ends[list(tokenizer.eos)] = True
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.paused = False
+        self.paused = Pause.NOT
         self.preemptions = 0
         self.left_requests = 0  # of those ever added, how many no longer wait for the first time
         self.left_tokens = 0
@@ -108,7 +109,9 @@ class Scheduler:
         return self.waiting[0].arrived + config.max_wait_ms / 1000
 
     def plan(self, config: RuntimeConfig, now: float) -> Plan | None:
-        """The next step, or None when there is nothing to run."""
+        """The next step, or None when there is nothing to run, or nothing may."""
+        if self.paused is Pause.KEEP:
+            return None
         budget = config.max_num_batched_tokens
         preemptions = self.preemptions
         self.deferred = 0

@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.core import Core, Rejected
 from engine.exec.runner import Runner
 from engine.models.tokenizer import ByteTokenizer
+from engine.pause import Pause
 from engine.sched.request import Finish, Request
 from engine.sched.scheduler import Outcome, Plan
 from tests.engine.conftest import request
@@ -96,7 +97,7 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens(served: tuple[Core, Ends
 
 def test_stopped_it_answers_everyone_who_still_waits(served: tuple[Core, Ends]) -> None:
     core, ends = served
-    core.pause(True)
+    core.pause(Pause.WAIT)
     core.start()
     for name in "ab":
         core.submit(request(name, [66] * 10, 3))

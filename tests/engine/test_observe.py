@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.config import EngineConfig
 from engine.observe import CHANGERS_MAX, Histogram, Metrics, Reading, steps_1_2_5
+from engine.pause import Pause
 from engine.sched.request import Request
 from engine.sched.scheduler import Outcome, Plan
 
@@ -54,6 +55,7 @@ OURS = {
     "engine:config_rollbacks": "counter",
     "engine:config_swap_seconds": "gauge",
     "engine:kv_blocks": "gauge",
+    "engine:paused": "gauge",
     "engine:kv_cached_blocks": "gauge",
     "engine:prefix_evictions": "counter",
     "engine:graph_capture_ready": "gauge",
@@ -87,6 +89,7 @@ def metrics() -> Metrics:
         rollbacks=0,
         swap_s=0.004,
         spans_dropped=0,
+        paused=Pause.KEEP,
     )
     return Metrics(EngineConfig(), lambda: reading)
 

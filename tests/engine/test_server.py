@@ -316,17 +316,6 @@ def test_low_priorities_are_shed_and_told_when_to_come_back(engine: EngineProces
     assert 'model_name="llama-1.3m",priority="low"} 3.0' in metrics
 
 
-def test_paused_it_finishes_what_runs_and_resumed_it_goes_on(engine: EngineProcess) -> None:
-    assert httpx.post(f"{engine.url}/pause?mode=wait").json()["paused"] is True
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(complete, engine.url, prompt="a", max_tokens=4)
-        eventually(lambda: samples(engine.url)["vllm:num_requests_waiting"] == 1)
-        assert not waiting.done()
-        httpx.post(f"{engine.url}/resume")
-        assert waiting.result().status_code == 200
-    assert httpx.post(f"{engine.url}/pause?mode=abort").status_code == 400
-
-
 def test_a_full_queue_says_429_and_when_to_come_back(tmp_path: Path) -> None:
     engine = EngineProcess("--queue-requests-max", "2")
     try:
