@@ -23,7 +23,8 @@ class EngineConfig:
     has a `served_model_name`, which clients and metrics see. `dtype`: what it computes in, one of
     DTYPES. `prefix_cache` is where the knob of that name starts; `prefix_ttl_s` 0: cached prefixes
     stay until the pool needs their blocks; `prefix_warm` lists prompts to compute at the start
-    (warm.py). `cache`: folder of compiled decode steps; None: steps are not compiled.
+    (warm.py). `queue_state`: folder of tasks (tasks.py); None: there are none. `cache`: folder of
+    compiled decode steps; None: steps are not compiled.
     """
 
     name: str = "engine-0"
@@ -46,6 +47,7 @@ class EngineConfig:
     queue_tokens_max: int = 262_144
     drain_s_max: float = 10.0
     state: Path | None = None
+    queue_state: Path | None = None
     cache: Path | None = None
     otlp_endpoint: str = ""
     ingest_token: str = ""

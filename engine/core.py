@@ -28,9 +28,10 @@ from engine.models.loader import compute_dtype, find, load
 from engine.observe import Metrics, Reading
 from engine.pause import ABORTED, Pause
 from engine.reconfig import RuntimeStore, Versioned
-from engine.sched.request import PRIORITIES, Finish, Request
-from engine.sched.scheduler import Outcome, Scheduler
+from engine.sched.request import NORMAL, PRIORITIES, Finish, Request
+from engine.sched.scheduler import Outcome, Plan, Scheduler
 from engine.spans import Tracing
+from engine.steps import PHASES, Steps, StepTimes
 
 log = logging.getLogger("engine")
 
@@ -83,6 +84,8 @@ class Core:
         self.runtime.listeners.append(self._count_change)
         self.tracing = Tracing(config) if config.otlp_endpoint else None
         self.barrier.start(running)
+        self.steps = Steps()
+        self.task_counts: Callable[[], dict[str, int]] = dict  # by state, where there are tasks
         self.inbox: deque[Callable[[], None]] = deque()  # for the step thread, in order of arrival
         self.submitted_requests = 0
         self.submitted_tokens = 0
@@ -100,24 +103,33 @@ class Core:
     def warm(self, requests: list[Request]) -> None:
         """Computes the prompts of these before the first step, and pins their cached blocks.
 
-        Raises ValueError where they leave no room for the longest request.
+        With the cache turned off by a kept configuration they are pinned when it is turned on and
+        somebody asks for them. Raises ValueError where they leave no room for the longest request.
         """
         scheduler, allocator = self.scheduler, self.allocator
         config = self.runtime.running.config
         room = allocator.blocks - self.rows.tables.shape[1]
+        if not scheduler.prefixes.on:
+            log.warning(
+                "%s: prefix_warm: nothing is computed now: prefix_cache is off in the kept "
+                "configuration (--state), which wins over --prefix-cache",
+                self.config.name,
+            )
         for request in requests:
+            scheduler.prefixes.pin(request.tokens, request.salt)
+            if (blocks := scheduler.prefixes.hot_blocks) > room:
+                raise ValueError(
+                    f"prefix_warm: the first prompts up to {request.id} take {blocks} blocks of "
+                    f"the pool, allowed: {room}"
+                )
+            if not scheduler.prefixes.on:
+                continue
             self.submitted_requests += 1
             self.submitted_tokens += request.prompt_tokens
             scheduler.add(request)
             while (plan := scheduler.plan(config, time.monotonic())) is not None:
                 tokens, _ = self.runner.forward(plan)
                 scheduler.commit(plan, tokens, 0.0, time.monotonic())
-            scheduler.prefixes.pin(request.chain)
-            if len(allocator.pinned) > room:
-                raise ValueError(
-                    f"prefix_warm: the first prompts up to {request.id} take "
-                    f"{len(allocator.pinned)} blocks of the pool, allowed: {room}"
-                )
         scheduler.prefix_queries = scheduler.prefix_hits = 0
 
     def stop(self) -> None:
@@ -148,10 +160,12 @@ class Core:
 
     def reading(self) -> Reading:
         version, allocator = self.runtime.running, self.allocator
+        waiting = len(self.scheduler.waiting) + len(self.inbox)
         return Reading(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + len(self.inbox),
-            deferred=self.scheduler.deferred,
+            waiting=waiting,
+            # Of the last step: some of them may wait no more.
+            deferred=min(self.scheduler.deferred, waiting),
             kv_usage_ratio=allocator.allocated_blocks / allocator.blocks,
             kv_blocks=allocator.blocks,
             kv_dtype=str(self.runner.model.dtype).removeprefix("torch."),
@@ -164,7 +178,22 @@ class Core:
             swap_s=self.barrier.swap_s,
             spans_dropped=self.tracing.dropped if self.tracing else 0,
             paused=self.paused,
+            tasks=self.task_counts(),
+            phase_s=dict(zip(PHASES, self.steps.phase_s, strict=True)),
         )
+
+    def record(self, request: Request) -> None:
+        """Its spans, once it has ended and its answer is written."""
+        if self.tracing:
+            self.tracing.record(request)
+
+    def check_room(self, tokenising: int) -> None:
+        """Before a request is read: raises Rejected when more are `tokenising` than may wait."""
+        bound = self.config.queue_requests_max
+        if tokenising >= bound:
+            self.metrics.received[NORMAL] += 1
+            message = f"{tokenising} requests are being tokenised, allowed: {bound}"
+            self._reject("max_num_queued_reqs", message)
 
     def submit(self, request: Request) -> None:
         """Queues a request; called from the event loop only. Raises Rejected."""
@@ -230,7 +259,8 @@ class Core:
                 self.metrics.step_errors += 1
                 self._fail_running(f"{type(error).__name__}: {error}")
         self._take_in()
-        self._fail_all("the engine was stopped before the request was finished")
+        message = "the engine was stopped before the request was finished"
+        self._fail_all(message, "shutting_down")
 
     def _turn(self) -> None:
         """Takes in what came, then runs one step, or waits for something to do."""
@@ -261,10 +291,10 @@ class Core:
         for chunk in plan.chunks:
             if not chunk.request.config_version:
                 chunk.request.config_version = self.runtime.running.config_version
-        forward, busy = time.monotonic(), time.thread_time()
+        scheduled, busy = time.monotonic(), time.thread_time()
         tokens, _ = self.runner.forward(plan)
         now = time.monotonic()
-        self.metrics.forward_s += now - forward
+        self.metrics.forward_s += now - scheduled
         self.metrics.forward_cpu_s += time.thread_time() - busy
         outcome = self.scheduler.commit(plan, tokens, began, now)
         self.metrics.step(plan, outcome, began, now)
@@ -278,15 +308,39 @@ class Core:
             self._ended(request)
         # Last, so that whoever has an answer finds it counted.
         self.deliver(outcome)
+        self._timed(plan, began, scheduled, now)
         return True
+
+    def _timed(self, plan: Plan, began: float, scheduled: float, now: float) -> None:
+        runner = self.runner
+        step = StepTimes(
+            number=self.metrics.steps,
+            began=began,
+            scheduled=scheduled,
+            prepared=runner.prepared,
+            forwarded=runner.forwarded,
+            sampled=now,
+            handed_out=time.monotonic(),
+            decode_requests=len(plan.decodes),
+            prompt_chunks=len(plan.chunks),
+            prompt_tokens=plan.prefill_tokens,
+            waiting=len(self.scheduler.waiting),
+            mode=runner.mode,
+            config_version=self.runtime.running.config_version,
+        )
+        self.steps.add(step)
+        if self.tracing and self.steps.due(now):
+            self.tracing.record(step)
+            for request in self.scheduler.running:
+                if request.first_token and request.first_token < now:
+                    generated = int(self.rows.known[request.row]) - request.prompt_tokens
+                    request.marks.append((now, generated))
 
     def _ended(self, request: Request) -> None:
         self.metrics.finished(request)
         gap = min(request.finished - self.finished_at, 1.0) if self.finished_at else 0.0
         self.finish_gap_s += 0.05 * (gap - self.finish_gap_s)
         self.finished_at = request.finished
-        if self.tracing:
-            self.tracing.record(request)
 
     def _abandon(
         self, request: Request, finish: Finish, error: str, code: str = "engine_error"

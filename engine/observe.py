@@ -98,6 +98,8 @@ class Reading:
     swap_s: float
     spans_dropped: int
     paused: Pause
+    phase_s: dict[str, float]
+    tasks: dict[str, int]
 
 
 class Metrics:
@@ -241,6 +243,12 @@ class Metrics:
             "1: stands still, by POST /pause with this mode.",
             [({**labels, "mode": mode}, reading.paused is mode) for mode in MODES],
         )
+        if reading.tasks:
+            yield gauge(
+                "engine:tasks",
+                "Tasks kept, by state.",
+                [({**labels, "state": k}, v) for k, v in reading.tasks.items()],
+            )
         size = int(reading.knobs["kv_block_size"])
         info = {
             "block_size": str(size),
@@ -277,6 +285,11 @@ class Metrics:
             ("engine:spans_dropped", dropped, "Requests whose spans were not delivered."),
         ):
             yield counter(name, text, [(labels, value)])
+        yield counter(
+            "engine:step_phase_seconds",
+            "Time spent in steps, by phase.",
+            [({**labels, "phase": k}, v) for k, v in reading.phase_s.items()],
+        )
         sources = {"local_compute": computed, "local_cache_hit": cached}
         yield counter(
             "vllm:prompt_tokens_by_source",

@@ -48,6 +48,7 @@ OURS = {
     "engine:step_prefill_tokens": "counter",
     "engine:step_decode_tokens": "counter",
     "engine:steps": "counter",
+    "engine:step_phase_seconds": "counter",
     "engine:busy_seconds": "counter",
     "engine:requests_received": "counter",
     "engine:requests_failed": "counter",
@@ -56,6 +57,7 @@ OURS = {
     "engine:config_swap_seconds": "gauge",
     "engine:kv_blocks": "gauge",
     "engine:paused": "gauge",
+    "engine:tasks": "gauge",
     "engine:kv_cached_blocks": "gauge",
     "engine:prefix_evictions": "counter",
     "engine:graph_capture_ready": "gauge",
@@ -90,6 +92,8 @@ def metrics() -> Metrics:
         swap_s=0.004,
         spans_dropped=0,
         paused=Pause.KEEP,
+        phase_s={"schedule": 1.5, "forward": 20.0},
+        tasks={"queued": 3, "running": 1},
     )
     return Metrics(EngineConfig(), lambda: reading)
 
