@@ -149,13 +149,13 @@ class Barrier:
 
     def _check_room(self, block_size: int) -> None:
         """An early no, of the moment; `reblock` has the last word."""
-        allocator = self.prefixes_for(block_size).allocator
+        allocator = self._allocator_for(block_size)
         lone = -(-self.config.model_len_max // block_size)
         needed = max(lone, blocks_needed(self.runner.rows, block_size))
         if needed > allocator.blocks:
             raise self.too_small(block_size, needed, allocator.blocks)
 
-    def prefixes_for(self, block_size: int) -> PrefixCache:
+    def _allocator_for(self, block_size: int) -> PagedAllocator:
         """Of a pool cut otherwise, and empty; what share is withheld now stays withheld."""
         now = self.scheduler.allocator
         total = self.config.kv_pool_tokens // block_size
@@ -163,7 +163,19 @@ class Barrier:
         share = now.withheld_blocks / (now.blocks + now.withheld_blocks)
         allocator.withhold(round(total * share))
         allocator.evictions = now.evictions
-        return PrefixCache(allocator, block_size, ttl_s=self.config.prefix_ttl_s)
+        return allocator
+
+    def prefixes_for(self, block_size: int) -> PrefixCache:
+        """Of a pool cut otherwise, and empty; pins what is pinned now, once that is computed."""
+        allocator = self._allocator_for(block_size)
+        prefixes = PrefixCache(allocator, block_size, ttl_s=self.config.prefix_ttl_s)
+        for tokens, salt in self.scheduler.prefixes.hot:
+            prefixes.pin(tokens, salt)
+        room = allocator.blocks - -(-self.config.model_len_max // block_size)
+        if prefixes.hot_blocks > room:
+            log.warning("%s: no room to pin prompts in blocks of %d", self.config.name, block_size)
+            prefixes.unpin()
+        return prefixes
 
     @staticmethod
     def too_small(block_size: int, needed: int, blocks: int) -> NotPossible:
@@ -192,11 +204,13 @@ class Swap:
         began = time.monotonic()
         barrier, runner, scheduler = self.barrier, self.barrier.runner, self.barrier.scheduler
         prefixes = scheduler.prefixes
-        before = Layout(runner.pool, prefixes, runner.rows.layout), runner.captured, prefixes.on
+        before = Layout(runner.pool, prefixes, runner.rows.layout), runner.captured
         try:
             layout = before[0] if self.pool is None else self._moved(self.pool)
-            self._use(layout, self.captured, self.caching)
+            self._use(layout, self.captured)
             barrier.canary.prove()
+            # Last: what is cached is lost with it.
+            scheduler.prefixes.turn(self.caching)
         except Exception as error:
             self._use(*before)
             barrier.rollbacks += 1
@@ -217,12 +231,11 @@ class Swap:
             raise barrier.too_small(pool.block_size, needed, prefixes.allocator.blocks)
         return layout
 
-    def _use(self, layout: Layout, captured: Captured | None, caching: bool) -> None:
+    def _use(self, layout: Layout, captured: Captured | None) -> None:
         runner, scheduler = self.barrier.runner, self.barrier.scheduler
         runner.pool = layout.pool
         runner.rows.use(layout.tables)
         scheduler.prefixes = layout.prefixes
-        scheduler.prefixes.turn(caching)
         runner.captured = captured
 
 

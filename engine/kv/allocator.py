@@ -32,7 +32,7 @@ class PagedAllocator:
         self.pinned: set[int] = set()
         # Those kept that no sequence refers to, least recently used first; and those also pinned.
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._idle_pinned: set[int] = set()
+        self._idle_pinned: dict[int, None] = {}
         self._withheld: list[int] = []
 
     @property
@@ -84,7 +84,7 @@ class PagedAllocator:
             if not self._references[block]:
                 assert block in self._kept, f"block {block} is neither allocated nor cached"
                 self._idle.pop(block, None)
-                self._idle_pinned.discard(block)
+                self._idle_pinned.pop(block, None)
                 self._allocated += 1
             self._references[block] += 1
         self._check()
@@ -112,7 +112,7 @@ class PagedAllocator:
         self.pinned.discard(block)
         if not self._references[block]:
             self._idle.pop(block, None)
-            self._idle_pinned.discard(block)
+            self._idle_pinned.pop(block, None)
             self._free.append(block)
         self._check()
 
@@ -122,11 +122,11 @@ class PagedAllocator:
         self.pinned.add(block)
         if block in self._idle:
             del self._idle[block]
-            self._idle_pinned.add(block)
+            self._idle_pinned[block] = None
 
     def unpin(self) -> None:
-        """All pinned blocks may be evicted again."""
-        self._idle.update(dict.fromkeys(sorted(self._idle_pinned)))
+        """All pinned blocks may be evicted again, in the order in which they came to rest."""
+        self._idle.update(self._idle_pinned)
         self._idle_pinned.clear()
         self.pinned.clear()
 
@@ -151,7 +151,7 @@ class PagedAllocator:
         if block not in self._kept:
             self._free.append(block)
         elif block in self.pinned:
-            self._idle_pinned.add(block)
+            self._idle_pinned[block] = None
         else:
             self._idle[block] = None
 

@@ -193,7 +193,7 @@ class Scheduler:
             raise NotPossible(
                 "does_not_fit", "", f"half of {blocks} blocks would not hold one sequence of {one}"
             )
-        self.allocator.unpin()
+        self.prefixes.unpin()
         while not self.allocator.withhold(blocks // 2):
             self._preempt(self.running[-1])
 
