@@ -12,21 +12,21 @@ import httpx
 import pytest
 
 from tests.engine.conftest import EngineProcess
-from tests.engine.test_server import change, complete, conserved, eventually, samples
+from tests.engine.test_server import CLIENT, change, complete, conserved, eventually, samples
 
 pytestmark = pytest.mark.processes
 
-LONG = {"prompt": "once upon", "max_tokens": 1200, "ignore_eos": True}
+LONG = {"prompt": "once upon", "max_tokens": 1800, "ignore_eos": True}
 
 
 def pause(url: str, **query: Any) -> dict[str, Any]:
-    answer = httpx.post(f"{url}/pause", params=query, timeout=60)
+    answer = CLIENT.post(f"{url}/pause", params=query)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
 def resume(url: str) -> dict[str, Any]:
-    return dict(httpx.post(f"{url}/resume").json())
+    return dict(CLIENT.post(f"{url}/resume").json())
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def test_keep_stops_what_runs_where_it_is_and_resumed_it_ends_as_if_nothing_had_
     with running(url) as answer:
         told = {"status": "paused", "is_paused": True, "mode": "keep", "running": 1, "waiting": 0}
         assert pause(url, mode="keep") == pause(url, mode="keep") == told
-        assert httpx.get(f"{url}/is_paused").json() == told
+        assert CLIENT.get(f"{url}/is_paused").json() == told
         assert stands_still(url)
         assert samples(url)["vllm:kv_cache_usage_perc"] > 0
         assert not answer.done()
@@ -69,7 +69,7 @@ def test_wait_finishes_what_runs_and_starts_nothing_that_came_later(engine: Engi
     url = engine.url
     with running(url) as answer, ThreadPoolExecutor(1) as pool:
         assert pause(url, mode="wait")["running"] == 0
-        assert answer.result().json()["usage"]["completion_tokens"] == 1200
+        assert answer.result().json()["usage"]["completion_tokens"] == 1800
         later = pool.submit(complete, url, prompt="a", max_tokens=4)
         eventually(lambda: samples(url)["vllm:num_requests_waiting"] == 1)
         assert stands_still(url)
@@ -85,7 +85,7 @@ def test_at_its_deadline_a_pause_that_waits_keeps_what_still_runs(engine: Engine
         assert (told["mode"], told["running"]) == ("keep", 1)
         assert stands_still(url)
         resume(url)
-        assert answer.result().json()["usage"]["completion_tokens"] == 1200
+        assert answer.result().json()["usage"]["completion_tokens"] == 1800
 
 
 @pytest.mark.parametrize("query", [{}, {"mode": "abort"}])
@@ -124,7 +124,7 @@ def test_a_client_that_goes_away_from_a_kept_request_gives_its_blocks_back(
 ) -> None:
     url = engine.url
     body = {**LONG, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
+    with CLIENT.stream("POST", f"{url}/v1/completions", json=body) as answer:
         next(answer.iter_bytes())
         assert pause(url, mode="keep")["running"] == 1
     eventually(lambda: samples(url)["vllm:num_requests_running"] == 0)
@@ -134,9 +134,9 @@ def test_a_client_that_goes_away_from_a_kept_request_gives_its_blocks_back(
 
 def test_a_pause_is_seen_in_metrics_and_health(engine: EngineProcess) -> None:
     def seen() -> tuple[str, Any, str]:
-        health = httpx.get(f"{engine.url}/health")
+        health = CLIENT.get(f"{engine.url}/health")
         assert health.status_code == 200
-        lines = httpx.get(f"{engine.url}/metrics").text.splitlines()
+        lines = CLIENT.get(f"{engine.url}/metrics").text.splitlines()
         on = [line for line in lines if line.startswith("engine:paused{") and line.endswith(" 1.0")]
         modes = "".join(line.split('mode="')[1].split('"')[0] for line in on)
         return health.json()["status"], health.json()["paused"], modes
@@ -162,7 +162,7 @@ def test_a_pause_is_seen_in_metrics_and_health(engine: EngineProcess) -> None:
 def test_a_pause_that_is_none_is_refused_with_what_is_allowed(
     engine: EngineProcess, query: str, words: str
 ) -> None:
-    answer = httpx.post(f"{engine.url}/pause?{query}")
+    answer = CLIENT.post(f"{engine.url}/pause?{query}")
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
-    assert httpx.get(f"{engine.url}/is_paused").json()["is_paused"] is False
+    assert CLIENT.get(f"{engine.url}/is_paused").json()["is_paused"] is False
