@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from tests.engine.test_server import CLIENT, change, complete, eventually, sampl
 pytestmark = pytest.mark.processes
 
 BODY = {"prompt": "once upon", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
-LONG = {**BODY, "max_tokens": 1900}
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,21 @@ def get(url: str, task_id: str) -> dict[str, Any]:
 def ended(url: str, task_id: str) -> dict[str, Any]:
     eventually(lambda: "ended_at" in get(url, task_id), 60)
     return get(url, task_id)
+
+
+@contextmanager
+def kept(url: str) -> Iterator[None]:
+    """No step runs: a task that was begun is running until the end of this."""
+    CLIENT.post(f"{url}/pause?mode=keep")
+    yield
+    CLIENT.post(f"{url}/resume")
+
+
+def begun(url: str, **fields: Any) -> str:
+    """A task that runs, on an engine that is kept."""
+    task_id = str(post(url, **fields).json()["id"])
+    eventually(lambda: get(url, task_id)["state"] == "running")
+    return task_id
 
 
 def tasks(url: str) -> dict[str, float]:
@@ -81,7 +96,7 @@ def test_the_same_id_is_the_same_task_and_another_body_is_refused(queue: EngineP
     first = ended(url, "order-7")
     assert post(url, id="order-7").json()["ended_at"] == first["ended_at"]
     assert sum(tasks(url).values()) == before + 1
-    other = post(url, LONG, id="order-7")
+    other = post(url, {**BODY, "max_tokens": 9}, id="order-7")
     assert (other.status_code, other.json()["error"]["code"]) == (409, "id_taken")
 
 
@@ -111,56 +126,52 @@ def test_what_is_no_task_is_refused_and_not_kept(
 def test_tasks_run_in_order_of_priority_then_of_acceptance(queue: EngineProcess) -> None:
     url = queue.url
     assert change(url, max_num_seqs=1).status_code == 200
-    try:
-        first = post(url, LONG).json()["id"]
-        eventually(lambda: get(url, first)["state"] == "running")
-        order = ["low", "normal", "high", "realtime", "normal"]
+    with kept(url):
+        begun(url)
         ids = [
-            post(url, priority=name, id=f"{i} {name}".replace(" ", "-"))
-            for i, name in enumerate(order)
+            post(url, priority=name, id=f"{i}-{name}").json()["id"]
+            for i, name in enumerate(("low", "normal", "high", "realtime", "normal"))
         ]
-        ends = sorted((ended(url, one.json()["id"])["ended_at"], one.json()["id"]) for one in ids)
-        assert [one for _, one in ends] == ["3-realtime", "2-high", "1-normal", "4-normal", "0-low"]
-    finally:
-        change(url, max_num_seqs=32)
+        assert {get(url, one)["state"] for one in ids} == {"queued"}
+    ends = sorted((ended(url, one)["ended_at"], one) for one in ids)
+    assert [one for _, one in ends] == ["3-realtime", "2-high", "1-normal", "4-normal", "0-low"]
+    assert change(url, max_num_seqs=32).status_code == 200
 
 
 def test_at_its_deadline_a_task_expires_where_it_waits_and_where_it_runs(
     queue: EngineProcess,
 ) -> None:
     url = queue.url
-    CLIENT.post(f"{url}/pause?mode=keep")
-    try:
-        one = post(url, timeout_s=0.3).json()
-        done = ended(url, one["id"])
-        assert done["state"] == "expired"
-        assert done["error"]["message"] == f"not finished by its deadline, {one['deadline']}"
+    assert change(url, max_num_seqs=1).status_code == 200
+    with kept(url):
+        both = [post(url, timeout_s=0.3).json() for _ in "ab"]
+        for one in both:
+            done = ended(url, one["id"])
+            assert done["state"] == "expired"
+            assert done["error"]["message"] == f"not finished by its deadline, {one['deadline']}"
         eventually(lambda: samples(url)["vllm:num_requests_waiting"] == 0)
-    finally:
-        CLIENT.post(f"{url}/resume")
+    assert change(url, max_num_seqs=32).status_code == 200
 
 
 def test_a_deleted_task_is_gone_whatever_it_was_doing(queue: EngineProcess) -> None:
     url = queue.url
-    running = post(url, LONG).json()["id"]
-    eventually(lambda: get(url, running)["state"] == "running")
     done = post(url).json()["id"]
     assert ended(url, done)["state"] == "succeeded"
-    for task_id in (running, done):
-        told = CLIENT.delete(f"{url}/v1/tasks/{task_id}")
-        assert (told.status_code, told.json()["deleted"]) == (200, True)
-        assert CLIENT.get(f"{url}/v1/tasks/{task_id}").status_code == 404
-        assert CLIENT.delete(f"{url}/v1/tasks/{task_id}").status_code == 404
-    eventually(lambda: samples(url)["vllm:num_requests_running"] == 0)
+    with kept(url):
+        for task_id in (begun(url), done):
+            told = CLIENT.delete(f"{url}/v1/tasks/{task_id}")
+            assert (told.status_code, told.json()["deleted"]) == (200, True)
+            assert CLIENT.get(f"{url}/v1/tasks/{task_id}").status_code == 404
+            assert CLIENT.delete(f"{url}/v1/tasks/{task_id}").status_code == 404
+        eventually(lambda: samples(url)["vllm:num_requests_waiting"] == 0)
 
 
 def test_a_task_outlives_a_pause_that_aborts(queue: EngineProcess) -> None:
     url = queue.url
-    task_id = post(url, LONG).json()["id"]
-    eventually(lambda: get(url, task_id)["state"] == "running")
-    CLIENT.post(f"{url}/pause?mode=abort")
-    CLIENT.post(f"{url}/resume")
-    assert ended(url, task_id)["answer"]["usage"]["completion_tokens"] == 1900
+    with kept(url):
+        task_id = begun(url)
+        CLIENT.post(f"{url}/pause?mode=abort")
+    assert ended(url, task_id)["answer"]["usage"]["completion_tokens"] == 8
 
 
 def test_without_a_place_to_keep_them_there_are_no_tasks(engine: EngineProcess) -> None:
@@ -172,18 +183,20 @@ def test_without_a_place_to_keep_them_there_are_no_tasks(engine: EngineProcess) 
 def test_killed_again_and_again_every_accepted_task_ends_exactly_once(tmp_path: Path) -> None:
     """What was acknowledged is there and ends; what has ended stays as it ended."""
     rng = random.Random(5)
-    lengths = [rng.randint(1, 300) for _ in range(60)]
+    lengths = [rng.randint(1, 60) for _ in range(40)]
     engine = EngineProcess("--queue-state", str(tmp_path))
     url = [engine.url]
     acknowledged: set[str] = set()
     seen: dict[str, dict[str, Any]] = {}
 
+    def body(number: int) -> dict[str, Any]:
+        return {**BODY, "prompt": f"number {number}", "max_tokens": lengths[number]}
+
     def send(number: int) -> None:
         """As a client would: until it is acknowledged, with one id."""
-        body = {**BODY, "prompt": f"number {number}", "max_tokens": lengths[number]}
         while f"task-{number}" not in acknowledged:
             try:
-                if post(url[0], body, id=f"task-{number}").status_code == 202:
+                if post(url[0], body(number), id=f"task-{number}").status_code == 202:
                     acknowledged.add(f"task-{number}")
             except httpx.HTTPError:
                 time.sleep(0.05)
@@ -195,38 +208,44 @@ def test_killed_again_and_again_every_accepted_task_ends_exactly_once(tmp_path: 
                 assert seen.setdefault(task_id, told) == told
 
     with ThreadPoolExecutor(4) as pool:
-        sent = [pool.submit(send, number) for number in range(len(lengths))]
+        sent = []
         for kill in range(3):
-            eventually(lambda least=12 * (kill + 1): len(acknowledged) >= least, 60)  # type: ignore[misc]
+            if kill != 1:  # so that what is accepted now has not ended when it dies
+                CLIENT.post(f"{url[0]}/pause?mode=keep")
+            before = len(acknowledged)
+            sent += [pool.submit(send, number) for number in range(12 * kill, 12 * kill + 12)]
+            eventually(lambda least=before + 6: len(acknowledged) >= least, 60)  # type: ignore[misc]
             look()
+            assert kill == 1 or tasks(url[0])["succeeded"] < len(acknowledged)
             engine.process.send_signal(signal.SIGKILL)
             engine.process.communicate()
             engine = EngineProcess("--queue-state", str(tmp_path))
             url[0] = engine.url
             look()
+        sent += [pool.submit(send, number) for number in range(36, 40)]
         for one in sent:
             one.result()
     try:
-        eventually(lambda: tasks(url[0])["succeeded"] == len(lengths), 60)
+        eventually(lambda: tasks(url[0])["succeeded"] == len(lengths), 120)
         look()
         assert len(seen) == len(lengths)
         assert tasks(url[0]) == {
             "queued": 0, "running": 0, "succeeded": len(lengths), "failed": 0, "expired": 0,
         }  # fmt: skip
         for number, length in enumerate(lengths):
-            body = {**BODY, "prompt": f"number {number}", "max_tokens": length}
             answer = seen[f"task-{number}"]["answer"]
             assert answer["usage"]["completion_tokens"] == length
             if number % 10 == 0:
-                assert answer["choices"] == complete(url[0], **body).json()["choices"]
+                whole = complete(url[0], **body(number)).json()
+                assert answer["choices"] == whole["choices"]
     finally:
         engine.stop()
 
 
 def test_stopped_it_ends_no_task_and_blames_none(tmp_path: Path) -> None:
     first = EngineProcess("--queue-state", str(tmp_path), "--drain-s-max", "1")
-    task_id = post(first.url, LONG).json()["id"]
-    eventually(lambda: get(first.url, task_id)["state"] == "running")
+    CLIENT.post(f"{first.url}/pause?mode=keep")
+    task_id = begun(first.url)
     with pytest.raises(AssertionError, match="one engine uses it at a time"):
         EngineProcess("--queue-state", str(tmp_path))
     assert first.stop() == 0
@@ -237,7 +256,7 @@ def test_stopped_it_ends_no_task_and_blames_none(tmp_path: Path) -> None:
     ]
     second = EngineProcess("--queue-state", str(tmp_path))
     try:
-        assert ended(second.url, task_id)["answer"]["usage"]["completion_tokens"] == 1900
+        assert ended(second.url, task_id)["answer"]["usage"]["completion_tokens"] == 8
     finally:
         second.stop()
 
@@ -248,7 +267,7 @@ def test_what_the_engine_dies_of_runs_alone_and_fails_in_the_end(tmp_path: Path)
     poison = Task(1, "poison", "llama-1.3m", False, 1, now, now + 3600)
     beside = Task(2, "beside", "llama-1.3m", False, 1, now, now + 3600)
     for task in (poison, beside):
-        store.add(task, '{"prompt": "a", "max_tokens": 1900, "ignore_eos": true}').result()
+        store.add(task, '{"prompt": "a", "max_tokens": 300, "ignore_eos": true}').result()
     store.close()
     base = sqlite3.connect(tmp_path / "tasks.sqlite")
     with base:
