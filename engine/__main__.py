@@ -137,6 +137,10 @@ def parse(arguments: list[str]) -> EngineConfig:
         help="keeps the runtime configuration; without it a restart forgets it",
     )  # fmt: skip
     add(
+        "--queue-state", type=Path, default=absent, metavar="FOLDER",
+        help="keeps tasks (POST /v1/tasks), which survive the engine; without it there are none",
+    )  # fmt: skip
+    add(
         "--otlp", default=absent, metavar="URL",
         help="OTLP/HTTP endpoint for spans; without it there are none",
     )  # fmt: skip
@@ -223,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"config_version {version}",
     )
     server.run(sockets=[door])
-    app.core.stop()
+    app.close()
     return 0
 
 

@@ -24,6 +24,7 @@ from engine.exec.compiled import Compiled
 from engine.exec.reblock import Layout, blocks_needed, reblock
 from engine.exec.runner import Runner
 from engine.knobs import NotPossible, RuntimeConfig
+from engine.kv.allocator import Allocator
 from engine.kv.contiguous import ALLOCATORS
 from engine.kv.formats import Format
 from engine.kv.pool import CANARY_TOKENS, KVPool
@@ -192,13 +193,13 @@ class Barrier:
     def _check_room(self, after: RuntimeConfig, knob: str) -> None:
         """An early no, of the moment; `reblock` has the last word."""
         size = after.kv_block_size
-        allocator = self.prefixes_for(size, after.kv_allocator).allocator
+        allocator = self._allocator_for(size, after.kv_allocator)
         lone = -(-self.config.model_len_max // size)
         needed = blocks_needed(self.runner.rows, size, contiguous=allocator.contiguous)
         if max(lone, needed) > allocator.blocks:
             raise self.too_small(knob, size, max(lone, needed), allocator.blocks)
 
-    def prefixes_for(self, block_size: int, kind: str) -> PrefixCache:
+    def _allocator_for(self, block_size: int, kind: str) -> Allocator:
         """Of a pool cut otherwise, and empty; what share is withheld now stays withheld.
 
         `kind`: a value of the knob kv_allocator.
@@ -208,7 +209,19 @@ class Barrier:
         allocator = ALLOCATORS[kind](total)
         allocator.withhold(round(total * now.withheld_blocks / now.total))
         allocator.evictions = now.evictions
-        return PrefixCache(allocator, block_size, ttl_s=self.config.prefix_ttl_s)
+        return allocator
+
+    def prefixes_for(self, block_size: int, kind: str) -> PrefixCache:
+        """Of a pool cut otherwise, and empty; pins what is pinned now, once that is computed."""
+        allocator = self._allocator_for(block_size, kind)
+        prefixes = PrefixCache(allocator, block_size, ttl_s=self.config.prefix_ttl_s)
+        for tokens, salt in self.scheduler.prefixes.hot:
+            prefixes.pin(tokens, salt)
+        room = allocator.blocks - -(-self.config.model_len_max // block_size)
+        if prefixes.hot_blocks > room:
+            log.warning("%s: no room to pin prompts in blocks of %d", self.config.name, block_size)
+            prefixes.unpin()
+        return prefixes
 
     @staticmethod
     def too_small(knob: str, block_size: int, needed: int, blocks: int) -> NotPossible:
@@ -239,11 +252,13 @@ class Swap:
         began = time.monotonic()
         barrier, runner, scheduler = self.barrier, self.barrier.runner, self.barrier.scheduler
         prefixes = scheduler.prefixes
-        before = Layout(runner.pool, prefixes, runner.rows.layout), runner.captured, prefixes.on
+        before = Layout(runner.pool, prefixes, runner.rows.layout), runner.captured
         try:
             layout = before[0] if self.pool is None else self._moved(self.pool)
-            self._use(layout, self.captured, self.caching)
+            self._use(layout, self.captured)
             barrier.canary.prove()
+            # Last: what is cached is lost with it.
+            scheduler.prefixes.turn(self.caching)
         except Exception as error:
             self._use(*before)
             barrier.rollbacks += 1
@@ -267,12 +282,11 @@ class Swap:
             raise barrier.too_small(knob, pool.block_size, needed, allocator.blocks)
         return layout
 
-    def _use(self, layout: Layout, captured: Captured | None, caching: bool) -> None:
+    def _use(self, layout: Layout, captured: Captured | None) -> None:
         runner, scheduler = self.barrier.runner, self.barrier.scheduler
         runner.pool = layout.pool
         runner.rows.use(layout.tables)
         scheduler.prefixes = layout.prefixes
-        scheduler.prefixes.turn(caching)
         runner.captured = captured
 
 

@@ -27,8 +27,8 @@ class EngineConfig:
     DTYPES. `prefix_cache` is where the knob of that name starts; `prefix_ttl_s` 0: cached prefixes
     stay until the pool needs their blocks; `prefix_warm` lists prompts to compute at the start
     (warm.py). `tenants` lists who is in which tier (sched/quotas.py). `host_tier_bytes`: host
-    memory for the KV of preempted sequences. `cache`: folder of compiled decode steps; None: steps
-    are not compiled.
+    memory for the KV of preempted sequences. `queue_state`: folder of tasks (tasks.py); None: there
+    are none. `cache`: folder of compiled decode steps; None: steps are not compiled.
     """
 
     name: str = "engine-0"
@@ -53,6 +53,7 @@ class EngineConfig:
     queue_tokens_max: int = 262_144
     drain_s_max: float = 10.0
     state: Path | None = None
+    queue_state: Path | None = None
     cache: Path | None = None
     otlp_endpoint: str = ""
     ingest_token: str = ""

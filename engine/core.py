@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -30,13 +31,15 @@ from engine.kv.tier import HostTier
 from engine.memory import Blocks, blocks, memory
 from engine.models.loader import compute_dtype, find, load
 from engine.observe import Metrics, Reading
+from engine.pause import ABORTED, Pause
 from engine.policies import PolicyMetrics
 from engine.reconfig import RuntimeStore, Versioned
 from engine.sched import quotas
 from engine.sched.backpressure import QUEUE_REQUESTS_MAX, Backpressure, IdleClock
-from engine.sched.request import PRIORITIES, Finish, Request
-from engine.sched.scheduler import Outcome, Scheduler
+from engine.sched.request import NORMAL, PRIORITIES, Finish, Request
+from engine.sched.scheduler import Outcome, Plan, Scheduler
 from engine.spans import Tracing
+from engine.steps import PHASES, Steps, StepTimes
 
 log = logging.getLogger("engine")
 
@@ -107,7 +110,9 @@ class Core:
         self.runtime.listeners.append(self._count_change)
         self.tracing = Tracing(config) if config.otlp_endpoint else None
         self.barrier.start(running)
-        self.inbox: deque[tuple[Request, Finish | None, str]] = deque()  # finish None: submit
+        self.steps = Steps()
+        self.task_counts: Callable[[], dict[str, int]] = dict  # by state, where there are tasks
+        self.inbox: deque[Callable[[], None]] = deque()  # for the step thread, in order of arrival
         self.submitted_requests = 0
         self.submitted_tokens = 0
         self.compactions = 0
@@ -115,7 +120,7 @@ class Core:
         self.finish_gap_s = 0.0  # mean time between two finished requests, lately
         self.finished_at = 0.0
         self.draining = False
-        self.paused = False
+        self.paused = Pause.NOT
         self.stopping = False
         self.idle = IdleClock()
         self.backpressure = Backpressure(self.idle, time.monotonic())
@@ -128,24 +133,33 @@ class Core:
     def warm(self, requests: list[Request]) -> None:
         """Computes the prompts of these before the first step, and pins their cached blocks.
 
-        Raises ValueError where they leave no room for the longest request.
+        With the cache turned off by a kept configuration they are pinned when it is turned on and
+        somebody asks for them. Raises ValueError where they leave no room for the longest request.
         """
         scheduler, allocator = self.scheduler, self.allocator
         config = self.runtime.running.config
         room = allocator.blocks - self.rows.tables.shape[1]
+        if not scheduler.prefixes.on:
+            log.warning(
+                "%s: prefix_warm: nothing is computed now: prefix_cache is off in the kept "
+                "configuration (--state), which wins over --prefix-cache",
+                self.config.name,
+            )
         for request in requests:
+            scheduler.prefixes.pin(request.tokens, request.salt)
+            if (blocks := scheduler.prefixes.hot_blocks) > room:
+                raise ValueError(
+                    f"prefix_warm: the first prompts up to {request.id} take {blocks} blocks of "
+                    f"the pool, allowed: {room}"
+                )
+            if not scheduler.prefixes.on:
+                continue
             self.submitted_requests += 1
             self.submitted_tokens += request.prompt_tokens
             scheduler.add(request)
             while (plan := scheduler.plan(config, time.monotonic())) is not None:
                 tokens, _ = self.runner.forward(plan)
                 scheduler.commit(plan, tokens, 0.0, time.monotonic())
-            scheduler.prefixes.pin(request.chain)
-            if len(allocator.pinned) > room:
-                raise ValueError(
-                    f"prefix_warm: the first prompts up to {request.id} take "
-                    f"{len(allocator.pinned)} blocks of the pool, allowed: {room}"
-                )
         scheduler.prefix_queries = scheduler.prefix_hits = 0
 
     def stop(self) -> None:
@@ -185,10 +199,12 @@ class Core:
 
     def reading(self) -> Reading:
         version, allocator = self.runtime.running, self.allocator
+        waiting = len(self.scheduler.waiting) + len(self.inbox)
         return Reading(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + len(self.inbox),
-            deferred=self.scheduler.deferred,
+            waiting=waiting,
+            # Of the last step: some of them may wait no more.
+            deferred=min(self.scheduler.deferred, waiting),
             kv_usage_ratio=allocator.allocated_blocks / allocator.blocks,
             kv_blocks=allocator.blocks,
             kv_dtype=self.runner.pool.kept.name,
@@ -208,7 +224,23 @@ class Core:
             compaction_s=self.compaction_s,
             tier_hits=self.tier.hits,
             tier_misses=self.tier.misses,
+            paused=self.paused,
+            tasks=self.task_counts(),
+            phase_s=dict(zip(PHASES, self.steps.phase_s, strict=True)),
         )
+
+    def record(self, request: Request) -> None:
+        """Its spans, once it has ended and its answer is written."""
+        if self.tracing:
+            self.tracing.record(request)
+
+    def check_room(self, tokenising: int) -> None:
+        """Before a request is read: raises Rejected when more are `tokenising` than may wait."""
+        bound = self.config.queue_requests_max
+        if tokenising >= bound:
+            self.metrics.received[NORMAL] += 1
+            message = f"{tokenising} requests are being tokenised, allowed: {bound}"
+            self._reject("max_num_queued_reqs", message)
 
     def submit(self, request: Request) -> None:
         """Queues a request; called from the event loop only. Raises Rejected."""
@@ -245,14 +277,14 @@ class Core:
             raise Rejected(refusal.reason, refusal.message, refusal.retry_after_s, refusal.status)
         self.submitted_requests += 1
         self.submitted_tokens += request.prompt_tokens
-        self.inbox.append((request, None, ""))
+        self.inbox.append(partial(self.scheduler.add, request))
         self.wake.set()
 
     def cancel(
         self, request: Request, finish: Finish = Finish.ABORT, error: str = "cancelled"
     ) -> None:
         """Takes effect before the next step; a request that has ended stays as it ended."""
-        self.inbox.append((request, finish, error))
+        self.inbox.append(partial(self._abandon, request, finish, error))
         self.wake.set()
 
     def reset_prefix_cache(self) -> int:
@@ -269,9 +301,10 @@ class Core:
             self.runtime.boundary.run(lambda: seen.append(blocks(self.scheduler, self.runner.pool)))
             return seen[0], self.runtime.running
 
-    def pause(self, paused: bool) -> None:
-        """Paused, running requests finish and the queue keeps; nothing new is started."""
-        self.paused = paused
+    def pause(self, mode: Pause) -> None:
+        """From the next step on; what was submitted before is what `abort` ends. NOT: resumes."""
+        self.paused = mode
+        self.inbox.append(partial(self._pause, mode))
         self.wake.set()
 
     def _reject(self, reason: str, message: str, status: int = 429) -> None:
@@ -300,7 +333,8 @@ class Core:
                 self.metrics.step_errors += 1
                 self._fail_running(f"{type(error).__name__}: {error}")
         self._take_in()
-        self._fail_all("the engine was stopped before the request was finished")
+        message = "the engine was stopped before the request was finished"
+        self._fail_all(message, "shutting_down")
 
     def _turn(self) -> None:
         """Takes in what came, then runs one step, or waits for something to do."""
@@ -323,12 +357,12 @@ class Core:
 
     def _take_in(self) -> None:
         while self.inbox:
-            request, finish, error = self.inbox.popleft()
-            if finish is None:
-                self.scheduler.add(request)
-            else:
-                self._abandon(request, finish, error)
-        self.scheduler.paused = self.paused
+            self.inbox.popleft()()
+
+    def _pause(self, mode: Pause) -> None:
+        if mode is Pause.ABORT:
+            self._fail_all(ABORTED, "aborted")
+        self.scheduler.paused = mode
 
     def _compact(self) -> None:
         """Ends the stall of the last step, unless the pool has changed since."""
@@ -346,10 +380,10 @@ class Core:
         for chunk in plan.chunks:
             if not chunk.request.config_version:
                 chunk.request.config_version = self.runtime.running.config_version
-        forward, busy = time.monotonic(), time.thread_time()
+        scheduled, busy = time.monotonic(), time.thread_time()
         tokens, _ = self.runner.forward(plan)
         now = time.monotonic()
-        self.metrics.forward_s += now - forward
+        self.metrics.forward_s += now - scheduled
         self.metrics.forward_cpu_s += time.thread_time() - busy
         outcome = self.scheduler.commit(plan, tokens, began, now)
         self.metrics.step(plan, outcome, began, now)
@@ -363,7 +397,33 @@ class Core:
             self._ended(request)
         # Last, so that whoever has an answer finds it counted.
         self.deliver(outcome)
+        self._timed(plan, began, scheduled, now)
         return True
+
+    def _timed(self, plan: Plan, began: float, scheduled: float, now: float) -> None:
+        runner = self.runner
+        step = StepTimes(
+            number=self.metrics.steps,
+            began=began,
+            scheduled=scheduled,
+            prepared=runner.prepared,
+            forwarded=runner.forwarded,
+            sampled=now,
+            handed_out=time.monotonic(),
+            decode_requests=len(plan.decodes),
+            prompt_chunks=len(plan.chunks),
+            prompt_tokens=plan.prefill_tokens,
+            waiting=len(self.scheduler.waiting),
+            mode=runner.mode,
+            config_version=self.runtime.running.config_version,
+        )
+        self.steps.add(step)
+        if self.tracing and self.steps.due(now):
+            self.tracing.record(step)
+            for request in self.scheduler.running:
+                if request.first_token and request.first_token < now:
+                    generated = int(self.rows.known[request.row]) - request.prompt_tokens
+                    request.marks.append((now, generated))
 
     def _ended(self, request: Request) -> None:
         self.metrics.finished(request)
@@ -371,22 +431,22 @@ class Core:
         gap = min(request.finished - self.finished_at, 1.0) if self.finished_at else 0.0
         self.finish_gap_s += 0.05 * (gap - self.finish_gap_s)
         self.finished_at = request.finished
-        if self.tracing:
-            self.tracing.record(request)
 
-    def _abandon(self, request: Request, finish: Finish, error: str) -> None:
+    def _abandon(
+        self, request: Request, finish: Finish, error: str, code: str = "engine_error"
+    ) -> None:
         if finish is Finish.ERROR:
-            request.error = error
+            request.error, request.error_code = error, code
         if self.scheduler.abandon(request, finish, time.monotonic()):
             self._ended(request)
             nothing = self.rows.touched[:0]
             self.deliver(Outcome([], [], [], [request], nothing))
 
-    def _fail_running(self, error: str) -> None:
+    def _fail_running(self, error: str, code: str = "engine_error") -> None:
         for request in list(self.scheduler.running):
-            self._abandon(request, Finish.ERROR, error)
+            self._abandon(request, Finish.ERROR, error, code)
 
-    def _fail_all(self, error: str) -> None:
-        self._fail_running(error)
+    def _fail_all(self, error: str, code: str = "engine_error") -> None:
+        self._fail_running(error, code)
         for request in list(self.scheduler.waiting):
-            self._abandon(request, Finish.ERROR, error)
+            self._abandon(request, Finish.ERROR, error, code)

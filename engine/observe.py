@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.exec.capture import Captured
 from engine.knobs import KNOBS, Value
 from engine.kv.stats import Memory
+from engine.pause import MODES, Pause
 from engine.sched.request import PRIORITIES, Finish, Request
 from engine.sched.scheduler import Outcome, Plan
 
@@ -108,6 +109,9 @@ class Reading:
     compaction_s: float
     tier_hits: int
     tier_misses: int
+    paused: Pause
+    phase_s: dict[str, float]
+    tasks: dict[str, int]
 
 
 class Metrics:
@@ -249,6 +253,17 @@ class Metrics:
             "Running value of a knob, in its unit; of words the place among them: off 0, on 1.",
             [({**labels, "knob": k}, number(k, value)) for k, value in reading.knobs.items()],
         )
+        yield gauge(
+            "engine:paused",
+            "1: stands still, by POST /pause with this mode.",
+            [({**labels, "mode": mode}, reading.paused is mode) for mode in MODES],
+        )
+        if reading.tasks:
+            yield gauge(
+                "engine:tasks",
+                "Tasks kept, by state.",
+                [({**labels, "state": k}, v) for k, v in reading.tasks.items()],
+            )
         size = int(reading.knobs["kv_block_size"])
         info = {
             "block_size": str(size),
@@ -321,6 +336,11 @@ class Metrics:
             ("engine:tier_misses", reading.tier_misses, "Preempted requests it had no room for."),
         ):
             yield counter(name, text, [({**labels, "tier": "host"}, value)])
+        yield counter(
+            "engine:step_phase_seconds",
+            "Time spent in steps, by phase.",
+            [({**labels, "phase": k}, v) for k, v in reading.phase_s.items()],
+        )
         sources = {"local_compute": computed, "local_cache_hit": cached}
         yield counter(
             "vllm:prompt_tokens_by_source",

@@ -35,6 +35,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "top_k": (-1, 0),
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "min_p": (0, 0.0),
+    "min_tokens": (0,),
     "logit_bias": ({},),
     "tools": ([],),
     "response_format": ({"type": "text"},),
@@ -87,8 +90,10 @@ def parse(
     tokenizer: Tokenizer,
     tokens_max: int,
     priority: str = "",
+    arrived: float | None = None,
 ) -> Call:
     """Raises ApiError 400 naming the field, its value and what is allowed; 404 for other models."""
+    arrived = time.monotonic() if arrived is None else arrived
     asked = body.get("model", model)
     if asked != model:
         raise ApiError(
@@ -125,7 +130,8 @@ def parse(
         id=request_id[:REQUEST_ID_CHARS_MAX],
         tokens=np.array(prompt, np.int64),
         max_tokens=max_tokens,
-        arrived=time.monotonic(),
+        arrived=arrived,
+        queued=time.monotonic(),
         ignore_eos=flag(body, "ignore_eos"),
         stop=stops(body),
         temperature=temperature,

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import math
+import time
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from engine import openai
+from engine import openai, pause
 from engine.config import EngineConfig
 from engine.core import Core, Rejected
 from engine.faults import FaultError
@@ -23,8 +26,12 @@ from engine.knobs import KnobError, NotPossible, OutOfBounds
 from engine.memory import described
 from engine.openai import ApiError, bad
 from engine.reconfig import CHANGED_BY_CHARS_MAX, StaleVersion
-from engine.sched.request import Finish, Request
+from engine.sched.request import AGAIN, Finish, Request
 from engine.sched.scheduler import Outcome
+from engine.steps import WATCH_S_MAX, WATCHED_MAX, Watch
+from engine.stream import Stream
+from engine.tasks import Tasks
+from engine.tokenising import Tokenising
 
 BODY_BYTES_MAX = 1_048_576
 REFUSED: dict[type[KnobError], int] = {OutOfBounds: 422, NotPossible: 409, KnobError: 400}
@@ -34,39 +41,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
-class Stream:
-    """The tokens of one request on their way from the step thread to its task."""
-
-    def __init__(self, eager: bool) -> None:
-        self.eager = eager  # wake at every step, not only at the end
-        self.tokens: list[int] = []
-        self.done = False
-        self.waiter: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-    async def take(self) -> list[int]:
-        """All tokens that are there, waiting for at least one or for the end."""
-        if not self.done and not (self.eager and self.tokens):
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
-            self.waiter = None
-        tokens, self.tokens = self.tokens, []
-        return tokens
-
-
-def hand_out(outcome: Outcome) -> None:
-    """Runs in the event loop, once per step."""
-    for request, token in zip(outcome.requests, outcome.tokens, strict=True):
-        stream: Stream = request.stream
-        stream.tokens.append(token)
-        if stream.eager:
-            stream.wake()
-    for request in outcome.finished:
-        request.stream.done = True
-        request.stream.wake()
+class Gone(Exception):
+    """The client went away before it had said what it wants."""
 
 
 class Call:
@@ -77,6 +53,7 @@ class Call:
         self.receive = receive
         self.send = send
         self.started = False
+        self.size = 0  # of the body, in bytes
 
     def header(self, name: bytes) -> str:
         for key, value in self.scope["headers"]:
@@ -91,16 +68,30 @@ class Call:
                 return str(value)
         return default
 
+    def number(
+        self, name: str, default: str, low: float, high: float, *, whole: bool = False
+    ) -> float:
+        """Of the query; raises ApiError 400."""
+        text = self.query(name, default)
+        try:
+            value = float(int(text) if whole else text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            kind = "integers " if whole else ""
+            raise bad(name, f"got {text!r}, allowed: {kind}{low:g} to {high:g}")
+        return value
+
     async def json(self) -> dict[str, Any]:
-        """The body as an object; raises ApiError 400 or 413."""
-        parts, size = [], 0
+        """The body as an object; raises ApiError 400 or 413, Gone."""
+        parts = []
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
-                raise asyncio.CancelledError
+                raise Gone
             parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > BODY_BYTES_MAX:
+            self.size += len(parts[-1])
+            if self.size > BODY_BYTES_MAX:
                 raise ApiError(
                     413, "body_too_large", f"the body passes the limit of {BODY_BYTES_MAX} bytes"
                 )
@@ -144,35 +135,66 @@ class App:
         self.config = config
         self.loop: asyncio.AbstractEventLoop | None = None
         self.core = Core(config, self._deliver)
+        self.tokenising = Tokenising()
+        self.tasks = None
+        if config.queue_state:
+            self.tasks = Tasks(self.core, self.tokenising, config.queue_state)
         self.routes: dict[str, dict[str, Handler]] = {
             "/v1/completions": {"POST": self.completions},
             "/v1/chat/completions": {"POST": self.chat},
+            "/v1/tasks": {"POST": self.task_accept},
+            "/v1/tasks/*": {"GET": self.task_get, "DELETE": self.task_delete},
             "/v1/models": {"GET": self.models},
             "/v1/runtime_config": {"GET": self.config_get, "PATCH": self.config_patch},
             "/health": {"GET": self.health},
             "/healthz": {"GET": self.health},
             "/metrics": {"GET": self.metrics},
+            "/v1/profile": {"POST": self.profile},
             "/v1/faults": {"POST": self.faults},
             "/pause": {"POST": self.pause},
             "/resume": {"POST": self.resume},
             "/v1/kv/map": {"GET": self.kv_map},
+            "/is_paused": {"GET": self.is_paused},
             "/reset_prefix_cache": {"POST": self.reset_prefix_cache},
         }
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.core.start()
+        if self.tasks:
+            self.tasks.start()
+
+    def close(self) -> None:
+        """After the event loop has ended."""
+        self.tokenising.close()
+        self.core.stop()
+        if self.tasks:
+            self.tasks.close()
 
     def _deliver(self, outcome: Outcome) -> None:
         assert self.loop is not None
         if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(hand_out, outcome)
+            self.loop.call_soon_threadsafe(self._hand_out, outcome)
+
+    def _hand_out(self, outcome: Outcome) -> None:
+        """Runs in the event loop, once per step."""
+        for request, token in zip(outcome.requests, outcome.tokens, strict=True):
+            stream: Stream = request.stream
+            stream.tokens.append(token)
+            if stream.eager:
+                stream.wake()
+        for request in outcome.finished:
+            request.stream.done = True
+            request.stream.wake()
+            if request.stream.left:
+                self.core.record(request)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", scope["type"]
         call = Call(scope, receive, send)
         try:
-            methods = self.routes.get(scope["path"])
+            above = scope["path"].rpartition("/")[0]
+            methods = self.routes.get(scope["path"]) or self.routes.get(f"{above}/*")
             if methods is None:
                 raise ApiError(404, "not_found", f"{scope['path']}: no such path")
             handler = methods.get(scope["method"])
@@ -188,6 +210,8 @@ class App:
         except ApiError as error:
             headers = {name.replace("-", "_"): value for name, value in error.headers.items()}
             await call.answer(error.body(), error.status, **headers)
+        except Gone:
+            return
 
     async def completions(self, call: Call) -> None:
         await self._complete(call, chat=False)
@@ -196,9 +220,12 @@ class App:
         await self._complete(call, chat=True)
 
     async def _complete(self, call: Call, *, chat: bool) -> None:
-        parsed = openai.parse(
-            await call.json(),
+        body, arrived = await call.json(), time.monotonic()
+        parse = partial(
+            openai.parse,
+            body,
             chat=chat,
+            arrived=arrived,
             request_id=call.header(b"x-request-id") or uuid.uuid4().hex,
             parent=call.header(b"traceparent"),
             priority=call.header(b"x-priority"),
@@ -206,10 +233,12 @@ class App:
             tokenizer=self.core.tokenizer,
             tokens_max=self.config.model_len_max,
         )
-        request = parsed.request
-        request.tenant = call.header(b"x-tenant").strip()
-        request.stream = stream = Stream(parsed.stream)
         try:
+            self.core.check_room(self.tokenising.waiting)
+            parsed = await self.tokenising.run(call.size, parse)
+            request = parsed.request
+            request.tenant = call.header(b"x-tenant").strip()
+            request.stream = stream = Stream(parsed.stream)
             self.core.submit(request)
         except Rejected as error:
             after = error.retry_after_s
@@ -224,12 +253,17 @@ class App:
                 tokens = await stream.take()
                 self._raise_failed(request)
                 if request.finish is not Finish.ABORT:
-                    await call.answer(writer.whole(tokens), x_request_id=request.id)
+                    whole = writer.whole(tokens)
+                    request.written = time.monotonic()
+                    await call.answer(whole, x_request_id=request.id)
         except asyncio.CancelledError:
             self.core.cancel(request)
             raise
         finally:
             gone.cancel()
+            stream.left = True
+            if stream.done:
+                self.core.record(request)
 
     async def _stream(
         self, call: Call, request: Request, stream: Stream, writer: openai.Writer
@@ -241,7 +275,7 @@ class App:
             if stream.done and request.finish is Finish.ERROR:
                 if not call.started:
                     self._raise_failed(request)
-                error = ApiError(500, "engine_error", request.error).body()
+                error = self._failed(request).body()
                 await call.part(f"data: {json.dumps(error)}\n\n", more=False)
                 return
             if not call.started:
@@ -249,6 +283,8 @@ class App:
                 await call.start(200, "text/event-stream; charset=utf-8", headers)
             final = stream.done
             event = writer.event(tokens, final)
+            if final:
+                request.written = time.monotonic()
             await call.part(event + writer.end() if final else event, more=not final)
             if final:
                 return
@@ -260,10 +296,29 @@ class App:
         if not request.stream.done:
             self.core.cancel(request)
 
-    @staticmethod
-    def _raise_failed(request: Request) -> None:
+    def _raise_failed(self, request: Request) -> None:
         if request.finish is Finish.ERROR:
-            raise ApiError(500, "engine_error", request.error)
+            raise self._failed(request)
+
+    @staticmethod
+    def _failed(request: Request) -> ApiError:
+        status = 503 if request.error_code in AGAIN else 500
+        return ApiError(status, request.error_code, request.error)
+
+    def _tasks(self) -> Tasks:
+        if self.tasks is None:
+            raise ApiError(404, "closed", "tasks: there are none without --queue-state FOLDER")
+        return self.tasks
+
+    async def task_accept(self, call: Call) -> None:
+        told = await self._tasks().accept(await call.json(), call.size)
+        await call.answer(told, 202, location=f"/v1/tasks/{told['id']}")
+
+    async def task_get(self, call: Call) -> None:
+        await call.answer(await self._tasks().get(call.scope["path"].rpartition("/")[2]))
+
+    async def task_delete(self, call: Call) -> None:
+        await call.answer(await self._tasks().delete(call.scope["path"].rpartition("/")[2]))
 
     async def models(self, call: Call) -> None:
         model = {"id": self.config.model_name, "object": "model", "owned_by": "trimtab"}
@@ -271,37 +326,60 @@ class App:
         await call.answer({"object": "list", "data": [{**model, **limit}]})
 
     async def health(self, call: Call) -> None:
-        """200 while the step thread lives and admits; 503 with the reason otherwise."""
+        """200 while the step thread lives and requests are taken in; 503 with the reason else.
+
+        Paused, they are taken in: they queue.
+        """
         core = self.core
-        state = "ok" if core.alive else "step thread has ended"
+        state = "paused" if core.paused else "ok"
         if core.draining:
             state = "shutting down"
+        if not core.alive:
+            state = "step thread has ended"
         body = {
             "status": state,
             "engine": self.config.name,
             "model": self.config.model_name,
-            "paused": core.paused,
+            "paused": str(core.paused) or None,
         }
-        await call.answer(body, 200 if state == "ok" else 503)
+        await call.answer(body, 200 if state in ("ok", "paused") else 503)
 
     async def metrics(self, call: Call) -> None:
         await call.answer(self.core.metrics.render())
 
-    async def pause(self, call: Call) -> None:
-        """mode=wait: starts nothing new, answers when what runs has finished; the queue keeps."""
-        mode = call.query("mode", "wait")
-        if mode != "wait":
-            raise openai.bad(
-                "mode", f"got {mode!r}, this engine supports only 'wait'", "unsupported"
-            )
-        self.core.pause(True)
-        while self.core.paused and self.core.scheduler.running:
+    async def profile(self, call: Call) -> None:
+        """The next steps, phase by phase; fewer where they do not come within `deadline_s`."""
+        wanted = int(call.number("steps", "100", 1, WATCHED_MAX, whole=True))
+        deadline_s = call.number("deadline_s", "10", 0, WATCH_S_MAX)
+        form = call.query("format", "json")
+        if form not in ("json", "chrome"):
+            raise bad("format", f"got {form!r}, allowed: json, chrome")
+        steps, deadline = self.core.steps, time.monotonic() + deadline_s
+        if steps.watch is not None:
+            raise ApiError(409, "busy", "profile: one is being taken, come back when it is done")
+        steps.watch = watch = Watch(wanted)
+        while not watch.complete and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        await call.answer({"paused": self.core.paused, "waiting": self.core.waiting})
+        steps.watch = None
+        await call.answer(watch.chrome() if form == "chrome" else watch.told())
+
+    async def pause(self, call: Call) -> None:
+        """Answers when the engine stands still; told again, it answers the same."""
+        try:
+            field, mode = "mode", pause.read_mode(call.query("mode", "abort"))
+            field, text = "deadline_s", call.query("deadline_s", "")
+            deadline_s = pause.read_deadline_s(text, mode)
+        except ValueError as error:
+            raise bad(field, str(error)) from None
+        await pause.pause(self.core, mode, deadline_s)
+        await self.is_paused(call)
 
     async def resume(self, call: Call) -> None:
-        self.core.pause(False)
-        await call.answer({"paused": False, "waiting": self.core.waiting})
+        self.core.pause(pause.Pause.NOT)
+        await self.is_paused(call)
+
+    async def is_paused(self, call: Call) -> None:
+        await call.answer(pause.told(self.core))
 
     async def reset_prefix_cache(self, call: Call) -> None:
         """Forgets every cached prefix; running requests keep the blocks they have."""

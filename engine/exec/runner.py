@@ -12,6 +12,7 @@ there a batch may flip a choice.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -45,6 +46,9 @@ class Runner:
         self.steps = {"compiled": 0, "graph": 0, "eager": 0}
         self.misses = {"prompt": 0, "shape": 0}
         self.near_ties = 0
+        # Of the last step: when its arrays stood and when its logits did (monotonic), how it ran.
+        self.prepared = self.forwarded = 0.0
+        self.mode = "eager"
         exact = model.dtype == torch.float32
         self.settled_tokens_max = SETTLED_FLOP_MAX // (2 * model.parameters) if exact else 0
 
@@ -54,7 +58,9 @@ class Runner:
         rows = self.rows
         step = Step(self.model, self.pool, rows, plan)
         wanted = len(step.sampled)
+        self.prepared = time.monotonic()
         chosen = self._replay(step) or self._run(step)
+        self.forwarded = time.monotonic()
         if wanted == 0:
             return np.empty(0, np.int64), chosen[0][:0]
         logits, best, close = (part[:wanted] for part in chosen)
@@ -79,11 +85,13 @@ class Runner:
         if chosen is None:
             self.misses["prompt" if step.prefills else "shape"] += 1
             return None
-        self.steps[self.captured.mode] += 1
+        self.mode = self.captured.mode
+        self.steps[self.mode] += 1
         return chosen
 
     def _run(self, step: Step) -> Chosen:
-        self.steps["eager"] += 1
+        self.mode = "eager"
+        self.steps[self.mode] += 1
         return self.eager(step)
 
 

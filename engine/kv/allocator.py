@@ -40,7 +40,7 @@ class Allocator(ABC):
         self.pinned: set[int] = set()
         # Those kept that no sequence refers to, least recently used first; and those also pinned.
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._idle_pinned: set[int] = set()
+        self._idle_pinned: dict[int, None] = {}
         self._withheld: list[int] = []
 
     @property
@@ -114,7 +114,7 @@ class Allocator(ABC):
             if not self._references[block]:
                 assert block in self._kept, f"block {block} is neither allocated nor cached"
                 self._idle.pop(block, None)
-                self._idle_pinned.discard(block)
+                self._idle_pinned.pop(block, None)
                 self._allocated += 1
             self._references[block] += 1
         self._check()
@@ -142,7 +142,7 @@ class Allocator(ABC):
         self.pinned.discard(block)
         if not self._references[block]:
             self._idle.pop(block, None)
-            self._idle_pinned.discard(block)
+            self._idle_pinned.pop(block, None)
             self._give(block)
         self._check()
 
@@ -152,11 +152,11 @@ class Allocator(ABC):
         self.pinned.add(block)
         if block in self._idle:
             del self._idle[block]
-            self._idle_pinned.add(block)
+            self._idle_pinned[block] = None
 
     def unpin(self) -> None:
-        """All pinned blocks may be evicted again."""
-        self._idle.update(dict.fromkeys(sorted(self._idle_pinned)))
+        """All pinned blocks may be evicted again, in the order in which they came to rest."""
+        self._idle.update(self._idle_pinned)
         self._idle_pinned.clear()
         self.pinned.clear()
 
@@ -188,7 +188,7 @@ class Allocator(ABC):
         if block not in self._kept:
             self._give(block)
         elif block in self.pinned:
-            self._idle_pinned.add(block)
+            self._idle_pinned[block] = None
         else:
             self._idle[block] = None
 

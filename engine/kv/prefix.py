@@ -76,6 +76,8 @@ class PrefixCache:
         self._hashes: dict[int, bytes] = {}
         self._expires: dict[int, float] = {}
         self._computing: dict[bytes, Chain] = {}
+        self.hot: list[tuple[np.ndarray, str]] = []
+        self._hot: set[bytes] = set()
         allocator.evicted = self._forget
 
     def chain(self, chain: Chain | None, tokens: np.ndarray, salt: str) -> Chain | None:
@@ -87,11 +89,14 @@ class PrefixCache:
         if not self.on:
             return None
         if chain is None or chain.index is not self._index:
-            # Marked as a salt, so that no salt can be made to look like a block.
-            root = blake2b(salt.encode(), digest_size=HASH_BYTES, person=b"salt").digest()
-            chain = Chain(self._index, root)
+            chain = self._new_chain(salt)
         chain.extend(tokens[:-1], self.block_size)
         return chain
+
+    def _new_chain(self, salt: str) -> Chain:
+        # Marked as a salt, so that no salt can be made to look like a block.
+        root = blake2b(salt.encode(), digest_size=HASH_BYTES, person=b"salt").digest()
+        return Chain(self._index, root)
 
     def find(self, chain: Chain | None) -> list[int]:
         """The longest run of cached blocks from the start."""
@@ -149,6 +154,8 @@ class PrefixCache:
                 self._index[known] = block
                 self._hashes[block] = known
                 self.allocator.keep(block)
+                if known in self._hot:
+                    self.allocator.pin(block)
         chain.kept = full
 
     def release(self, chain: Chain | None, blocks: list[int]) -> None:
@@ -162,14 +169,34 @@ class PrefixCache:
                 self._expires.update(dict.fromkeys(blocks, self.clock() + jitter * self.ttl_s))
         self.allocator.release(reversed(blocks))
 
-    def pin(self, chain: Chain | None) -> None:
-        """Blocks of this sequence that are cached are neither evicted nor do they expire."""
-        for known in chain.hashes if chain is not None else ():
+    @property
+    def hot_blocks(self) -> int:
+        """How many blocks `pin` holds, or will when they are cached."""
+        return len(self._hot)
+
+    def pin(self, tokens: np.ndarray, salt: str) -> None:
+        """Full blocks of these tokens (int64) are neither evicted nor do they expire.
+
+        Whenever they are cached: now, and again after a flush.
+        """
+        chain = self._new_chain(salt)
+        chain.extend(tokens, self.block_size)
+        self.hot.append((tokens, salt))
+        self._hot.update(chain.hashes)
+        for known in reversed(chain.hashes):  # the tail first, should they be unpinned
             if known in self._index:
                 self.allocator.pin(self._index[known])
 
+    def unpin(self) -> None:
+        """Ends all that `pin` did."""
+        self.hot, self._hot = [], set()
+        self.allocator.unpin()
+
     def flush(self) -> int:
-        """Forgets everything, also what running sequences began with; returns how many blocks."""
+        """Forgets everything, also what running sequences began with; returns how many blocks.
+
+        Not what is to be pinned.
+        """
         forgotten = len(self._hashes)
         for block in self._hashes:
             self.allocator.drop(block)

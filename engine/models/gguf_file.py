@@ -25,7 +25,7 @@ from engine.models.chat import ChatTemplate
 from engine.models.errors import ModelError
 from engine.models.llama import Shape, Weights
 from engine.models.tokenizer import Tokenizer
-from engine.models.weights import Names, Said, assemble, check_shape
+from engine.models.weights import Names, Said, assemble, check_shape, positive
 from engine.models.words import FileTokenizer
 
 NAMES = Names(
@@ -134,8 +134,8 @@ class GGUFFile:
             feed_forward=self._number("llama.feed_forward_length"),
             head_dim=head_dim,
             vocabulary=self.places[NAMES.embedding].shape[0],
-            rope_theta=float(self._field("llama.rope.freq_base", 10_000.0)),
-            norm_eps=float(self._field("llama.attention.layer_norm_rms_epsilon", 1e-5)),
+            rope_theta=self._positive("llama.rope.freq_base", 10_000.0),
+            norm_eps=self._positive("llama.attention.layer_norm_rms_epsilon", 1e-5),
         )
         check_shape(shape, path)
         return shape, self._number("llama.context_length")
@@ -212,6 +212,9 @@ class GGUFFile:
 
     def _field(self, name: str, default: Any) -> Any:
         return self.fields.get(name, default)
+
+    def _positive(self, field: str, default: float) -> float:
+        return positive(self.path, field, self.fields.get(field, default))
 
     def _number(self, field: str, default: int | None = None) -> int:
         value = self.fields.get(field, default)

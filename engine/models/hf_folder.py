@@ -16,7 +16,7 @@ from engine.models.chat import ChatTemplate
 from engine.models.errors import ModelError
 from engine.models.llama import Shape, Weights
 from engine.models.tokenizer import Tokenizer
-from engine.models.weights import Names, Said, assemble, check_shape
+from engine.models.weights import Names, Said, assemble, check_shape, positive
 from engine.models.words import FileTokenizer
 
 NAMES = Names(
@@ -81,8 +81,10 @@ class HFFolder:
             feed_forward=self._number("intermediate_size"),
             head_dim=self._number("head_dim", hidden // max(heads, 1)),
             vocabulary=self._number("vocab_size"),
-            rope_theta=float(rope.get("rope_theta") or self.config.get("rope_theta") or 10_000.0),
-            norm_eps=float(self.config.get("rms_norm_eps", 1e-6)),
+            rope_theta=self._positive(
+                "rope_theta", rope.get("rope_theta", self.config.get("rope_theta")), 10_000.0
+            ),
+            norm_eps=self._positive("rms_norm_eps", self.config.get("rms_norm_eps"), 1e-6),
         )
         self.positions = self._number("max_position_embeddings", 2048)
         check_shape(self.shape, self.config_file)
@@ -179,15 +181,16 @@ class HFFolder:
         return (1 / ((1 - smooth) / factor + smooth)).float()
 
     def _rope(self, field: str) -> float:
-        value = self.rope.get(field)
-        if not isinstance(value, int | float) or value <= 0:
-            raise ModelError.of(self.config_file, f"rope {field}", value, "numbers above 0")
-        return float(value)
+        return self._positive(f"rope {field}", self.rope.get(field))
+
+    def _positive(self, field: str, value: Any, default: float | None = None) -> float:
+        value = default if value is None else value
+        return positive(self.config_file, field, value)
 
     def _number(self, field: str, default: int | None = None) -> int:
         value = self.config.get(field)
         value = default if value is None else value
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or value < 1:
             raise ModelError.of(self.config_file, field, value, "integers from 1 on")
         return value
 
@@ -206,11 +209,14 @@ class _Safetensors:
                 raise ModelError(
                     f"{path}: no safetensors file that can be read: {error}"
                 ) from error
-            self.place |= dict.fromkeys(opened.keys(), opened)  # type: ignore[no-untyped-call]
-        if isinstance(files, dict) and (missing := sorted(set(files) - set(self.place))):
-            raise ModelError(
-                f"{files[missing[0]]}: {missing[0]}: no such tensor, the index says so"
-            )
+            there = opened.keys()  # type: ignore[no-untyped-call]
+            if isinstance(files, dict):
+                # What the index places elsewhere, or nowhere, is not what this file says it is.
+                asked = {name for name, place in files.items() if place == path}
+                if missing := sorted(asked.difference(there)):
+                    raise ModelError(f"{path}: {missing[0]}: no such tensor, the index says so")
+                there = asked
+            self.place |= dict.fromkeys(there, opened)
 
     def names(self) -> Collection[str]:
         return self.place.keys()

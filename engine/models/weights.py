@@ -7,6 +7,7 @@ up) or of another dtype is copied, straight to where it is used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
@@ -149,6 +150,13 @@ def neighbours(rows: torch.Tensor, dim: int) -> torch.Tensor:
     """Rows of each head (dim of them) from (half, pair) to (pair, half)."""
     width = rows.size(1)
     return rows.view(-1, 2, dim // 2, width).transpose(1, 2).reshape(-1, width)
+
+
+def positive(file: object, field: str, value: object) -> float:
+    """A number of a file that is above 0 and finite; raises ModelError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ModelError.of(file, field, value, "finite numbers above 0")
+    return float(value)
 
 
 def check_shape(shape: Shape, file: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -44,6 +44,7 @@ class FileTokenizer:
         for token in self.eos:
             if not 0 <= token < vocabulary:
                 raise ModelError.of(where, "eos_token_id", token, f"0 to {vocabulary - 1}")
+            self.pieces[token] = b""  # it ends a text, also where the file does not call it special
 
     def encode(self, text: str) -> list[int]:
         return self._encode(text, special=True)
@@ -74,7 +75,7 @@ def byte_level(decoder: Mapping[str, Any] | None, where: str) -> bool:
     )
 
 
-def pieces(backend: Backend, vocabulary: int, byte_level: bool) -> Sequence[bytes]:
+def pieces(backend: Backend, vocabulary: int, byte_level: bool) -> list[bytes]:
     """The bytes of every token; those that steer, or that nobody knows, have none."""
     added = backend.get_added_tokens_decoder()
     spelled = byte_alphabet()

@@ -20,6 +20,7 @@ from engine.kv.allocator import Allocator
 from engine.kv.prefix import PrefixCache
 from engine.kv.tier import HostTier
 from engine.models.tokenizer import ByteTokenizer, Tokenizer
+from engine.pause import Pause
 from engine.sched.length_window import LengthWindow
 from engine.sched.priority import Priority
 from engine.sched.request import Finish, Request
@@ -86,7 +87,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.priority = Priority()
         self.lengths = LengthWindow()
-        self.paused = False
+        self.paused = Pause.NOT
         self.preemptions = 0
         self.left_requests = 0  # of those ever added, how many no longer wait for the first time
         self.left_tokens = 0
@@ -119,7 +120,9 @@ class Scheduler:
         return self.waiting[0].arrived + config.max_wait_ms / 1000
 
     def plan(self, config: RuntimeConfig, now: float) -> Plan | None:
-        """The next step, or None when there is nothing to run."""
+        """The next step, or None when there is nothing to run, or nothing may."""
+        if self.paused is Pause.KEEP:
+            return None
         budget = config.max_num_batched_tokens
         chunk_tokens = self.lengths.chunk_tokens(config)
         self.priority.switch(config.priority_weights == "on")
@@ -210,7 +213,7 @@ class Scheduler:
             raise NotPossible(
                 "does_not_fit", "", f"half of {blocks} blocks would not hold one sequence of {one}"
             )
-        self.allocator.unpin()
+        self.prefixes.unpin()
         while not self.allocator.withhold(blocks // 2):
             self._preempt(self.priority.victim(self.running))
 

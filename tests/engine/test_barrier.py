@@ -179,6 +179,39 @@ def test_a_failed_proof_puts_everything_back(model: Llama, served: Served) -> No
     assert served.tokens == expected
 
 
+def test_pins_and_what_is_cached_outlive_a_failed_change_and_pins_every_other(
+    model: Llama,
+) -> None:
+    config = EngineConfig(model_len_max=512, kv_pool_blocks=256, prefix_cache="on")
+    subject = Served(config)
+    core, hot = subject.core, np.full(96, 66)
+    try:
+        core.scheduler.prefixes.pin(hot, "")
+
+        def ask(name: str) -> int:
+            one = request(name, [66] * 96 + [1], 1)
+            subject.submit([one])
+            subject.wait(ended=len(subject.ended) + 1)
+            return one.cached_tokens
+
+        assert (ask("first"), ask("again"), len(core.allocator.pinned)) == (0, 96, 6)
+        expected = core.barrier.canary.expected
+        core.barrier.canary.expected = expected + 1
+        for values in ({"prefix_cache": "off"}, {"kv_block_size": 64}):
+            with pytest.raises(NotPossible, match="taken back, its proof failed"):
+                subject.change(**values)
+            assert (ask(f"after {values}"), len(core.allocator.pinned)) == (96, 6)
+        core.barrier.canary.expected = expected
+        for i, size in enumerate((8, 16)):
+            subject.change(kv_block_size=size)
+            assert len(core.allocator.pinned) == 0
+            assert (ask(f"recut {i}"), len(core.allocator.pinned)) == (0, 96 // size)
+        assert core.reset_prefix_cache() > 0
+        assert (ask("flushed"), len(core.allocator.pinned)) == (0, 6)
+    finally:
+        core.stop()
+
+
 def test_a_lost_graph_is_not_built_again_until_it_is_mended(served: Served) -> None:
     runner, faults = served.core.runner, served.core.faults
     assert isinstance(runner.captured, Graphs)

@@ -14,7 +14,10 @@ from engine import warm
 from engine.config import EngineConfig
 from engine.core import Core, Rejected
 from engine.exec.runner import Runner
+from engine.knobs import RuntimeConfig
 from engine.models.tokenizer import ByteTokenizer
+from engine.pause import Pause
+from engine.reconfig import RuntimeStore, Versioned
 from engine.sched.request import Finish, Request
 from engine.sched.scheduler import Outcome, Plan
 from tests.engine.conftest import request
@@ -94,9 +97,18 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens(served: tuple[Core, Ends
     core.start()
 
 
+def test_those_being_tokenised_are_bounded_as_the_queue_is(served: tuple[Core, Ends]) -> None:
+    core, _ = served
+    core.check_room(2)
+    with pytest.raises(Rejected, match="3 requests are being tokenised, allowed: 3"):
+        core.check_room(3)
+    assert (sum(core.metrics.received), core.metrics.rejected["max_num_queued_reqs"]) == (1, 1)
+    core.start()
+
+
 def test_stopped_it_answers_everyone_who_still_waits(served: tuple[Core, Ends]) -> None:
     core, ends = served
-    core.pause(True)
+    core.pause(Pause.WAIT)
     core.start()
     for name in "ab":
         core.submit(request(name, [66] * 10, 3))
@@ -157,6 +169,37 @@ def test_a_hot_list_that_cannot_be_used_is_refused_by_name(tmp_path: Path) -> No
         core.warm(warm.read(hot, config, core.tokenizer))
     with pytest.raises(ValueError, match="allowed: with prefix_cache on"):
         EngineConfig(prefix_warm=hot)
+
+
+def test_a_hot_list_that_a_kept_configuration_turns_off_is_told_and_pinned_once_it_is_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hot = tmp_path / "hot.jsonl"
+    hot.write_text(json.dumps({"prompt": [66] * 96}))
+    config = EngineConfig(prefix_cache="on", prefix_warm=hot, state=tmp_path, kv_pool_blocks=140)
+    stored = RuntimeStore(tmp_path, initial=RuntimeConfig(prefix_cache="on"))
+    stored._save(Versioned(2, stored.current.config.replaced({"prefix_cache": "off"}), "a", "now"))
+    ends = Ends()
+    core = Core(config, ends)
+    try:
+        core.warm(warm.read(hot, config, core.tokenizer))
+        assert (
+            "prefix_warm: nothing is computed now: prefix_cache is off in the kept" in caplog.text
+        )
+        assert (core.in_flight, len(core.allocator.pinned)) == (0, 0)
+        core.start()
+        core.runtime.change({"prefix_cache": "on"}, 2, "test")
+        core.submit(request("one", [66] * 96 + [67], 1))
+        ends.wait(1)
+        assert len(core.allocator.pinned) == 6
+    finally:
+        core.stop()
+
+
+def test_who_waits_for_a_prefix_is_never_more_than_who_waits() -> None:
+    core = Core(EngineConfig(), Ends())
+    core.scheduler.deferred = 3  # as the last step left it
+    assert (core.reading().waiting, core.reading().deferred) == (0, 0)
 
 
 def test_the_shortest_engine_there_may_be_serves() -> None:

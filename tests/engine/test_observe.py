@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from engine.config import EngineConfig
 from engine.kv.stats import Memory
 from engine.observe import CHANGERS_MAX, Histogram, Metrics, Reading, steps_1_2_5
+from engine.pause import Pause
 from engine.sched.request import Request
 from engine.sched.scheduler import Outcome, Plan
 
@@ -48,6 +49,7 @@ OURS = {
     "engine:step_prefill_tokens": "counter",
     "engine:step_decode_tokens": "counter",
     "engine:steps": "counter",
+    "engine:step_phase_seconds": "counter",
     "engine:busy_seconds": "counter",
     "engine:requests_received": "counter",
     "engine:requests_failed": "counter",
@@ -55,6 +57,8 @@ OURS = {
     "engine:config_rollbacks": "counter",
     "engine:config_swap_seconds": "gauge",
     "engine:kv_blocks": "gauge",
+    "engine:paused": "gauge",
+    "engine:tasks": "gauge",
     "engine:kv_cached_blocks": "gauge",
     "engine:kv_token_bytes": "gauge",
     "engine:prefix_evictions": "counter",
@@ -117,6 +121,9 @@ def metrics(*, contiguous: bool = False) -> Metrics:
         compaction_s=0.01,
         tier_hits=3,
         tier_misses=1,
+        paused=Pause.KEEP,
+        phase_s={"schedule": 1.5, "forward": 20.0},
+        tasks={"queued": 3, "running": 1},
     )
     return Metrics(EngineConfig(), lambda: reading)
 

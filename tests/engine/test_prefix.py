@@ -51,7 +51,8 @@ class Model:
     """What allocator and cache should hold, in plain lists. `step` does one thing to all, compares.
 
     `memory`: what was last written into each block. `known`: where the cache should find a key.
-    `idle`: blocks it may evict, in that order.
+    `idle`: blocks it may evict, in that order; `idle_pinned`: in which order they will be idle once
+    they are pinned no more. `hot`: keys to be pinned whenever they are known.
     """
 
     def __init__(self, seed: int, blocks: int = 40) -> None:
@@ -63,6 +64,8 @@ class Model:
         self.known: dict[Key, int] = {}
         self.idle: list[int] = []
         self.pinned: set[int] = set()
+        self.idle_pinned: list[int] = []
+        self.hot: set[Key] = set()
         self.found = 0
 
     def step(self) -> None:
@@ -90,6 +93,7 @@ class Model:
         self.found += len(one.blocks)
         self.cache.take(one.chain, one.blocks)
         self.idle = [block for block in self.idle if block not in one.blocks]
+        self.idle_pinned = [block for block in self.idle_pinned if block not in one.blocks]
         one.computed = len(one.blocks) * SIZE
         self.running.append(one)
         needed = -(-len(tokens) // SIZE) - len(one.blocks)
@@ -130,6 +134,8 @@ class Model:
             assert self.allocator.references(block) == 1, "it writes where others read"
             self.memory[block] = key
             if one.chain is not None and one.chain.index is self.cache._index:
+                if key not in self.known and key in self.hot:
+                    self.pinned.add(block)
                 self.known.setdefault(key, block)
         table = np.array(one.blocks, np.int64)
         self.cache.keep(one.chain, one.tokens, table, one.computed)
@@ -141,20 +147,24 @@ class Model:
         self.running.remove(one)
         self.cache.release(one.chain, one.blocks)
         held = {block for other in self.running for block in other.blocks}
-        known = set(self.known.values()) - self.pinned
-        self.idle += [b for b in reversed(one.blocks) if b in known and b not in held]
+        rest = [b for b in reversed(one.blocks) if b in self.known.values() and b not in held]
+        self.idle += [block for block in rest if block not in self.pinned]
+        self.idle_pinned += [block for block in rest if block in self.pinned]
 
     def pin(self) -> None:
-        if self.rng.random() < 0.5 and self.known:
-            block = self.rng.choice(list(self.known.values()))
-            self.allocator.pin(block)
-            self.pinned.add(block)
-            self.idle = [other for other in self.idle if other != block]
+        if self.rng.random() < 0.4 and self.running:
+            one = self.rng.choice(self.running)
+            self.cache.pin(one.tokens, one.salt)
+            self.hot.update(one.keys())
+            for block in [self.known[key] for key in reversed(one.keys()) if key in self.known]:
+                self.pinned.add(block)
+                if block in self.idle:
+                    self.idle.remove(block)
+                    self.idle_pinned.append(block)
         else:
-            held = {block for one in self.running for block in one.blocks}
-            self.allocator.unpin()
-            self.idle += sorted(self.pinned - held)
-            self.pinned = set()
+            self.cache.unpin()
+            self.idle += self.idle_pinned
+            self.pinned, self.idle_pinned, self.hot = set(), [], set()
 
     def withhold(self) -> None:
         free, count = self.allocator.free_blocks, self.allocator.blocks // 2
@@ -167,7 +177,7 @@ class Model:
 
     def flush(self) -> None:
         assert self.cache.flush() == len(self.known)
-        self.known, self.idle, self.pinned = {}, [], set()
+        self.known, self.idle, self.pinned, self.idle_pinned = {}, [], set(), []
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -406,7 +416,7 @@ def test_half_the_pool_is_taken_from_what_is_only_cached_or_pinned() -> None:
     step(subject)
     subject.add(request("runs", [67] * 160, 9))
     step(subject)
-    subject.prefixes.pin(subject.prefixes.chain(None, np.full(480, 66), ""))
+    subject.prefixes.pin(np.full(480, 66), "")
     subject.halve_pool()
     conserved(subject)
     assert (subject.allocator.blocks, subject.preemptions) == (32, 0)
@@ -421,7 +431,7 @@ def test_pinned_blocks_are_neither_evicted_nor_expire() -> None:
     hot = request("hot", [66] * 96, 1)
     subject.add(hot)
     step(subject)
-    cache.pin(hot.chain)
+    cache.pin(hot.tokens, "")
     now[0] = 100.0
     for i in range(3):
         subject.add(request(f"large {i}", [67 + i] * 500, 1))
@@ -438,7 +448,7 @@ def test_who_begins_with_pinned_blocks_needs_only_the_others() -> None:
     hot = request("hot", [66] * 480, 1)
     subject.add(hot)
     step(subject)
-    subject.prefixes.pin(hot.chain)
+    subject.prefixes.pin(hot.tokens, "")
     subject.add(request("runs", [67] * 160, 9))
     step(subject)
     # 10 blocks in use, 30 pinned, 24 to be had: what it needs of them is one.
@@ -459,6 +469,35 @@ def test_flushed_nothing_is_found_and_what_runs_adds_nothing_from_before() -> No
     subject.add(one)
     step(subject)
     assert one.cached_tokens == 0
+
+
+def test_what_was_pinned_is_pinned_again_when_it_is_computed_after_a_flush() -> None:
+    subject = scheduler(blocks=40)
+    hot = request("hot", [66] * 96, 1)
+    subject.prefixes.pin(hot.tokens, "")
+    for flush in range(2):
+        subject.prefixes.flush()
+        assert len(subject.allocator.pinned) == 0
+        subject.add(request(f"hot {flush}", [66] * 96, 1))
+        step(subject)
+        assert len(subject.allocator.pinned) == subject.prefixes.hot_blocks == 6
+    other = request("of another salt", [66] * 96, 1)
+    other.salt = "x"
+    subject.add(other)
+    step(subject)
+    assert len(subject.allocator.pinned) == 6
+
+
+def test_of_a_chain_that_is_pinned_no_more_the_tail_is_evicted_first() -> None:
+    subject = scheduler(blocks=40)
+    subject.prefixes.pin(np.full(160, 66), "")
+    subject.add(request("hot", [66] * 160, 1))
+    step(subject)
+    subject.prefixes.unpin()
+    subject.add(request("large", [68] * 500, 1))  # 32 blocks: 30 are free, 2 are taken
+    step(subject)
+    chain = subject.prefixes.chain(None, np.full(161, 66), "")
+    assert len(subject.prefixes.find(chain)) == 8
 
 
 if __name__ == "__main__":

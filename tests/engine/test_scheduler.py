@@ -12,6 +12,7 @@ from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.prefix import PrefixCache
 from engine.models.tokenizer import EOS
+from engine.pause import Pause
 from engine.sched.request import Finish, Request
 from engine.sched.scheduler import Outcome, Plan, Scheduler
 from tests.engine.conftest import request
@@ -144,12 +145,12 @@ def test_a_paused_engine_finishes_what_runs_and_starts_nothing() -> None:
     subject.add(request("runs", [66] * 10, 3))
     step(subject, RuntimeConfig())
     subject.add(request("waits", [66] * 10, 3))
-    subject.paused = True
+    subject.paused = Pause.WAIT
     while step(subject, RuntimeConfig()) is not None:
         pass
     assert not subject.running
     assert ids(list(subject.waiting)) == ["waits"]
-    subject.paused = False
+    subject.paused = Pause.NOT
     assert step(subject, RuntimeConfig()) is not None
 
 

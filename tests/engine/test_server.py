@@ -23,12 +23,14 @@ from engine.replay import Replayer, Status, calibrate, summarise
 from tests.engine.conftest import ROOT, EngineProcess
 
 pytestmark = pytest.mark.processes
+# Making one takes as long as some hundred tokens.
+CLIENT = httpx.Client(timeout=60)
 
 
 def samples(url: str) -> dict[str, float]:
     """Sums over all labels, by sample name."""
     totals: dict[str, float] = {}
-    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+    for family in text_string_to_metric_families(CLIENT.get(f"{url}/metrics").text):
         for sample in family.samples:
             totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     return totals
@@ -59,7 +61,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def complete(url: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{url}/v1/completions", json={"temperature": 0, **body}, timeout=30)
+    return CLIENT.post(f"{url}/v1/completions", json={"temperature": 0, **body})
 
 
 def test_a_streamed_answer_has_the_text_and_the_usage_of_the_whole_one(
@@ -216,8 +218,8 @@ def test_runtime_config_is_changed_by_compare_and_set(engine: EngineProcess) -> 
 
 def change(url: str, **values: Any) -> httpx.Response:
     url = f"{url}/v1/runtime_config"
-    etag = httpx.get(url).headers["etag"]
-    return httpx.patch(url, json=values, headers={"If-Match": etag}, timeout=30)
+    etag = CLIENT.get(url).headers["etag"]
+    return CLIENT.patch(url, json=values, headers={"If-Match": etag})
 
 
 def test_a_cached_prefix_is_told_counted_kept_apart_by_salt_and_forgotten() -> None:
@@ -325,17 +327,6 @@ def test_low_priorities_are_shed_and_told_when_to_come_back(engine: EngineProces
     metrics = httpx.get(f"{engine.url}/metrics").text
     assert 'reason="shed"} 5.0' in metrics
     assert 'model_name="llama-1.3m",priority="low"} 3.0' in metrics
-
-
-def test_paused_it_finishes_what_runs_and_resumed_it_goes_on(engine: EngineProcess) -> None:
-    assert httpx.post(f"{engine.url}/pause?mode=wait").json()["paused"] is True
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(complete, engine.url, prompt="a", max_tokens=4)
-        eventually(lambda: samples(engine.url)["vllm:num_requests_waiting"] == 1)
-        assert not waiting.done()
-        httpx.post(f"{engine.url}/resume")
-        assert waiting.result().status_code == 200
-    assert httpx.post(f"{engine.url}/pause?mode=abort").status_code == 400
 
 
 def test_the_map_of_the_pool_names_who_runs_and_is_read_page_by_page(
@@ -461,6 +452,19 @@ def test_on_sigterm_running_requests_are_finished_and_the_process_ends_cleanly()
         eventually(lambda: samples(engine.url)["vllm:num_requests_running"] == 1)
         assert engine.stop() == 0
         assert running.result().json()["usage"]["completion_tokens"] == 400
+
+
+def test_a_client_gone_before_its_body_was_read_leaves_no_trace() -> None:
+    engine = EngineProcess()
+    url = httpx.URL(engine.url)
+    with socket.create_connection((url.host, url.port)) as gone:
+        gone.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+    assert complete(engine.url, prompt="a" * 3000, max_tokens=1).status_code == 400
+    long = complete(engine.url, prompt="a" * 2000, max_tokens=1)
+    assert long.json()["usage"]["prompt_tokens"] == 2001
+    assert engine.stop() == 0
+    assert "Traceback" not in engine.errors
+    assert "CancelledError" not in engine.errors
 
 
 def test_a_taken_port_is_an_error_with_its_remedy() -> None:

@@ -116,7 +116,10 @@ def metrics_body(world: World) -> bytes:
 
 
 def trace_body(world: World) -> bytes:
-    """One slow request: a long queue, two chunks of prefill with a gap between them, decode."""
+    """One slow request: a long queue, two chunks of prefill with a gap between them, decode.
+
+    As the engine sends it: the answer in windows, the first of which ends at a sampled step.
+    """
     request = ExportTraceServiceRequest()
     resource = request.resource_spans.add()
     resource.resource.attributes.extend(pairs(RESOURCE))
@@ -134,9 +137,12 @@ def trace_body(world: World) -> bytes:
     rows = (
         ("llm_request", 1, 0, 0, 1760, attributes),
         ("queue", 2, 1, 0, 911, {}),
-        ("prefill", 3, 1, 911, 140, {"chunk_tokens": "256"}),
-        ("prefill", 4, 1, 1099, 144, {"chunk_tokens": "156"}),
-        ("decode", 5, 1, 1243, 509, {"tokens": "24"}),
+        ("prefill", 3, 1, 911, 140, {"trimtab.chunk_tokens": "256"}),
+        ("prefill", 4, 1, 1099, 144, {"trimtab.chunk_tokens": "156"}),
+        ("decode", 5, 1, 1243, 503, {"trimtab.window_tokens": "23", "trimtab.step": "831"}),
+        ("engine.step", 6, 1, 1719, 27, {"trimtab.step": "831", "trimtab.step.requests": "32"}),
+        ("decode", 7, 1, 1746, 6, {"trimtab.window_tokens": "1"}),
+        ("detokenize", 8, 1, 1752, 8, {}),
     )
     for name, number, parent, begin_ms, took_ms, carried in rows:
         span = spans.add(name=name, trace_id=trace, span_id=bytes([0] * 7 + [number]), kind=2)

@@ -38,6 +38,15 @@ def test_overlapping_siblings_leave_no_gap() -> None:
     assert all(row.kind != "gap" for row in waterfall(spans).rows)
 
 
+def test_windows_of_a_decode_and_steps_drawn_over_them_add_up_to_the_decode() -> None:
+    spans = [span(1, 0, 0, 130, "root"), span(2, 1, 0, 30, "queue"), span(3, 1, 30, 60, "decode"),
+             span(4, 1, 80, 11, "engine.step"), span(5, 1, 90, 40, "decode")]  # fmt: skip
+    found = waterfall(spans)
+    assert [row.kind for row in found.rows] == ["root", "queue", "decode", "engine.step", "decode"]
+    assert found.parts["decode"] == pytest.approx(0.1)
+    assert "gap" not in found.parts
+
+
 def test_a_span_without_its_parent_is_a_root() -> None:
     assert names([span(5, 4, 0, 10, "lost"), span(1, 0, 0, 100, "root")]) == [
         ("root", 0),

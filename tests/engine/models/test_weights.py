@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize
+from safetensors.torch import load_file, save_file
 
 from engine.exec.capture import capture
 from engine.knobs import RuntimeConfig
@@ -198,7 +200,13 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', allowed: silu"),
     ({"num_local_experts": 8}, "num_local_experts: got 8, allowed: None, 0, 1"),
     ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type: got 'yarn', allowed: default, linear"),
-    ({"rope_scaling": {"type": "linear"}}, "rope factor: got None, allowed: numbers above 0"),
+    ({"rope_scaling": {"type": "linear"}}, "rope factor: got None, allowed: finite numbers"),
+    ({"rope_scaling": {"type": "linear", "factor": math.nan}}, "rope factor: got nan, allowed: fi"),
+    ({"rope_theta": math.nan}, "rope_theta: got nan, allowed: finite numbers above 0"),
+    ({"rope_theta": math.inf}, "rope_theta: got inf, allowed: finite numbers above 0"),
+    ({"rope_theta": 0}, "rope_theta: got 0, allowed: finite numbers above 0"),
+    ({"rms_norm_eps": -1e-6}, "rms_norm_eps: got -1e-06, allowed: finite numbers above 0"),
+    ({"num_hidden_layers": True}, "num_hidden_layers: got True, allowed: integers from 1 on"),
     ({"num_key_value_heads": 3}, "key-value heads: got 3, allowed: divisors of its 4 attention"),
     ({"head_dim": 15}, "head_dim: got 15, allowed: even numbers"),
     ({"vocab_size": "many"}, "vocab_size: got 'many', allowed: integers from 1 on"),
@@ -232,6 +240,8 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
         ({"llama__rope__dimension_count": 8}, "rope.dimension_count: got 8, allowed: 16"),
         ({"tokenizer__ggml__model": "llama"}, "ggml.model: got 'llama', allowed: gpt2"),
         ({"tokenizer__ggml__pre": "viking"}, "pre: got 'viking', allowed: gpt-2, smollm"),
+        ({"llama__rope__freq_base": math.nan}, "freq_base: got nan, allowed: finite numbers above"),
+        ({"llama__rope__freq_base": math.inf}, "freq_base: got inf, allowed: finite numbers above"),
         ({"llama__block_count": None}, "llama.block_count: got None, allowed: integers"),
     ],
 )
@@ -242,6 +252,26 @@ def test_a_gguf_that_is_no_llama_of_ours_is_refused_by_field_and_value(
     with pytest.raises(ModelError, match=r"tiny\.gguf") as raised:
         loaded(path)
     assert words in str(raised.value)
+
+
+def test_a_tensor_is_taken_from_the_file_that_the_index_names(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, state(), shards=2)
+    expected = loaded(folder).dense(torch.arange(20))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    # Each file also has what the other is asked for, and something else in it.
+    for file in sorted(set(index.values())):
+        there = load_file(folder / file)
+        others = {name: torch.ones(2) for name in set(index) - set(there)}
+        save_file({**there, **others, "nobody.asked": torch.ones(2)}, folder / file)
+    assert torch.equal(loaded(folder).dense(torch.arange(20)), expected)
+    moved = {name: sorted(set(index.values()))[0] for name in index}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": moved}))
+    with pytest.raises(ModelError, match=r"shape: got \(2,\)"):
+        loaded(folder)
+    moved["lm_head.bias"] = sorted(set(index.values()))[1]
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": moved}))
+    with pytest.raises(ModelError, match=r"2-of-2\.safetensors: lm_head\.bias: no such tensor"):
+        loaded(folder)
 
 
 def test_a_cut_or_foreign_file_is_refused(tmp_path: Path) -> None:
