@@ -53,8 +53,6 @@ def test_the_knobs_are_there_each_in_its_class() -> None:
         "graph_capture": "barrier",
         "kv_allocator": "barrier",
         "kv_block_size": "barrier",
-        "kv_dtype": "barrier",
-        "kv_layout": "barrier",
         "prefix_cache": "barrier",
     }
     for knob in knobs().values():
