@@ -365,10 +365,11 @@ class App:
 
     async def pause(self, call: Call) -> None:
         """Answers when the engine stands still; told again, it answers the same."""
+        field = "mode"
         try:
-            field, mode = "mode", pause.read_mode(call.query("mode", "abort"))
-            field, text = "deadline_s", call.query("deadline_s", "")
-            deadline_s = pause.read_deadline_s(text, mode)
+            mode = pause.read_mode(call.query("mode", "abort"))
+            field = "deadline_s"
+            deadline_s = pause.read_deadline_s(call.query("deadline_s", ""), mode)
         except ValueError as error:
             raise bad(field, str(error)) from None
         await pause.pause(self.core, mode, deadline_s)

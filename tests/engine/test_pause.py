@@ -125,7 +125,8 @@ def test_a_client_that_goes_away_from_a_kept_request_gives_its_blocks_back(
     url = engine.url
     body = {**LONG, "stream": True}
     with CLIENT.stream("POST", f"{url}/v1/completions", json=body) as answer:
-        next(answer.iter_bytes())
+        parts = answer.iter_bytes()  # kept: with the iterator the connection would end
+        next(parts)
         assert pause(url, mode="keep")["running"] == 1
     eventually(lambda: samples(url)["vllm:num_requests_running"] == 0)
     assert samples(url)["vllm:kv_cache_usage_perc"] == 0
