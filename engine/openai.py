@@ -127,7 +127,7 @@ def parse(
     if not isinstance(options, dict):
         raise bad("stream_options", f"got {options!r}, want an object")
     request = Request(
-        id=request_id[:REQUEST_ID_CHARS_MAX],
+        id=request_id[:REQUEST_ID_CHARS_MAX].strip(),
         tokens=np.array(prompt, np.int64),
         max_tokens=max_tokens,
         arrived=arrived,
@@ -188,7 +188,7 @@ def chat_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
         if not isinstance(message, dict):
             raise bad(f"messages[{i}]", "want an object")
         role, content = message.get("role"), message.get("content")
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             allowed = ", ".join(ROLES)
             raise bad(f"messages[{i}].role", f"got {role!r}, allowed: {allowed}")
         if isinstance(content, list) and all(

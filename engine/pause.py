@@ -83,5 +83,5 @@ def told(core: Core) -> dict[str, Any]:
         "is_paused": bool(core.paused),
         "mode": str(core.paused) or None,
         "running": len(core.scheduler.running),
-        "waiting": core.waiting,
+        "waiting": len(core.scheduler.waiting) + len(core.inbox),
     }

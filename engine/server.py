@@ -34,6 +34,7 @@ from engine.tasks import Tasks
 from engine.tokenising import Tokenising
 
 BODY_BYTES_MAX = 1_048_576
+VERSION_DIGITS_MAX = 18  # of an If-Match
 REFUSED: dict[type[KnobError], int] = {OutOfBounds: 422, NotPossible: 409, KnobError: 400}
 
 Message = MutableMapping[str, Any]
@@ -360,7 +361,8 @@ class App:
         steps.watch = watch = Watch(wanted)
         while not watch.complete and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        steps.watch = None
+        if steps.watch is watch:  # another's, since the step thread is done with this one
+            steps.watch = None
         await call.answer(watch.chrome() if form == "chrome" else watch.told())
 
     async def pause(self, call: Call) -> None:
@@ -459,7 +461,7 @@ class App:
                 param="If-Match",
             )
         digits = condition.removeprefix('"').removesuffix('"')
-        if not digits.isascii() or not digits.isdigit():
+        if not digits.isascii() or not digits.isdigit() or len(digits) > VERSION_DIGITS_MAX:
             raise ApiError(
                 400,
                 "invalid_value",

@@ -314,7 +314,13 @@ class Tasks:
             return State.FAILED, error.body()
         request = call.request
         request.stream = stream = Stream(eager=False)
-        self.core.submit(request)
+        try:
+            self.core.submit(request)
+        except Rejected as error:
+            if error.retry_after_s is not None:
+                raise
+            # It never will be let in.
+            return State.FAILED, ApiError(error.status, error.reason, str(error)).body()
         try:
             async with asyncio.timeout(max(0.0, task.deadline - time.time())):
                 tokens = await stream.take()

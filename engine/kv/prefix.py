@@ -98,6 +98,13 @@ class PrefixCache:
         root = blake2b(salt.encode(), digest_size=HASH_BYTES, person=b"salt").digest()
         return Chain(self._index, root)
 
+    def outlived(self, chain: Chain | None) -> bool:
+        """Whether a sequence of this chain was computed before the cache began, or was flushed.
+
+        Its KV may have been kept, and rounded, otherwise than that of new sequences.
+        """
+        return self.on and (chain is None or chain.index is not self._index)
+
     def find(self, chain: Chain | None) -> list[int]:
         """The longest run of cached blocks from the start."""
         if chain is None:

@@ -122,6 +122,7 @@ class Scheduler:
     def plan(self, config: RuntimeConfig, now: float) -> Plan | None:
         """The next step, or None when there is nothing to run, or nothing may."""
         if self.paused is Pause.KEEP:
+            self.stalls.turn(now)  # nobody is looked at, so nobody stalls
             return None
         budget = config.max_num_batched_tokens
         chunk_tokens = self.lengths.chunk_tokens(config)
@@ -260,6 +261,8 @@ class Scheduler:
             and len(self.running) < config.max_num_seqs
         ):
             request = self.waiting[passed]
+            if self.tier is not None and self.prefixes.outlived(request.chain):
+                self.tier.drop(request)  # or others would begin with it
             request.chain = self.prefixes.chain(request.chain, request.tokens, request.salt)
             if self.prefixes.waits(request.chain):
                 self.deferred += 1

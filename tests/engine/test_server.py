@@ -150,12 +150,16 @@ def test_a_wrong_request_is_answered_with_the_field_and_what_is_allowed(
     assert words in error["message"]
 
 
+ROLE_LIST = {"role": ["user"], "content": "hello"}
+
+
 def test_unknown_paths_methods_and_bodies_have_the_error_shape(engine: EngineProcess) -> None:
     for answer, status in (
         (httpx.get(f"{engine.url}/nowhere"), 404),
         (httpx.get(f"{engine.url}/v1/completions"), 405),
         (httpx.post(f"{engine.url}/v1/completions", content=b"not json"), 400),
         (httpx.post(f"{engine.url}/v1/completions", content=b"x" * 1_100_000), 413),
+        (httpx.post(f"{engine.url}/v1/chat/completions", json={"messages": [ROLE_LIST]}), 400),
     ):
         assert answer.status_code == status
         assert set(answer.json()["error"]) == {"code", "message", "param"}
@@ -206,6 +210,7 @@ def test_runtime_config_is_changed_by_compare_and_set(engine: EngineProcess) -> 
         (match, {"max_num_seqs": 8}, 412, f"current is {version + 1}"),
         ({}, {"max_num_seqs": 8}, 428, "If-Match"),
         ({"If-Match": "seven"}, {"max_num_seqs": 8}, 400, "If-Match: got seven"),
+        ({"If-Match": "9" * 5000}, {"max_num_seqs": 8}, 400, "want one config_version"),
         (current, {"nonsense": 8}, 400, "no such knob"),
         (current, {"max_num_seqs": "8"}, 400, "want int"),
         (current, {"max_num_seqs": 257}, 422, "allowed: 1 to 256 requests"),

@@ -69,6 +69,24 @@ def test_tokens_and_logits_are_the_references_whatever_of_it_was_swapped(
     assert tier.hits + tier.misses <= subject.scheduler.preemptions
 
 
+def test_what_was_swapped_before_a_flush_begins_nobody_else(model: Llama) -> None:
+    subject = bench(model, blocks=32, caching=True, tier_bytes=PLENTY)
+    scheduler, requests = subject.scheduler, long()
+    tier = scheduler.tier
+    assert tier is not None
+    flushed: list[Request] = []
+
+    def flush_once() -> None:
+        if not flushed and (swapped := [one for one in requests if tier.tokens(one)]):
+            scheduler.prefixes.flush()
+            flushed.extend(swapped)
+
+    subject.generate(requests, SWAP, between=flush_once)
+    assert flushed
+    again = sum(count for _, _, count in flushed[0].chunks)
+    assert again > flushed[0].prompt_tokens  # computed anew, not copied back
+
+
 def test_what_was_swapped_is_not_computed_again_but_its_last_token(model: Llama) -> None:
     again, swapped = (bench(model, blocks=32, tier_bytes=PLENTY) for _ in range(2))
     recomputed = computed(again, long(), RuntimeConfig())

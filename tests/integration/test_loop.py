@@ -34,7 +34,7 @@ def test_the_loop_closes_on_a_cap_set_too_small(house: House) -> None:
     house.start()
     house.configure({CAP: CAP_TOO_SMALL}, by="a hand")
     with Traffic(house, rate) as traffic:
-        incident = until(lambda: explained(house), 60, "an incident with its cause")
+        incident = until(lambda: explained(house), 120, "an incident with its cause")
         until(lambda: messages, 20, "a message")
         until(lambda: runs(house)[CAP] > CAP_TOO_SMALL, 30, "a higher cap in the engine")
         until(lambda: ended_actions(house), 60, "an action's end")
