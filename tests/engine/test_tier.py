@@ -84,7 +84,7 @@ def test_what_was_swapped_before_a_flush_begins_nobody_else(model: Llama) -> Non
     subject.generate(requests, SWAP, between=flush_once)
     assert flushed
     again = sum(count for _, _, count in flushed[0].chunks)
-    assert again > flushed[0].prompt_tokens  # computed anew, not copied back
+    assert again >= 2 * flushed[0].prompt_tokens  # computed anew, not copied back
 
 
 def test_what_was_swapped_is_not_computed_again_but_its_last_token(model: Llama) -> None:
