@@ -56,15 +56,16 @@ def capacities(names: Sequence[str]) -> dict[str, float]:
     """By name, requests a second that a house sustains; alike scenarios are measured once."""
     found: dict[tuple[Any, ...], float] = {}
     for scenario in map(played, names):
-        if sort(scenario) not in found:
+        if alike(scenario) not in found:
             with tempfile.TemporaryDirectory() as scratch:
                 house = made_house(scenario, Path(scratch))
-                capacity = found[sort(scenario)] = sustained(house, Path(scratch), scenario)
+                capacity = found[alike(scenario)] = sustained(house, Path(scratch), scenario)
             say(f"capacity {capacity:.1f} requests/s, as for {scenario.name}")
-    return {name: found[sort(played(name))] for name in names}
+    return {name: found[alike(played(name))] for name in names}
 
 
-def sort(scenario: Scenario) -> tuple[Any, ...]:
+def alike(scenario: Scenario) -> tuple[Any, ...]:
+    """What decides how much a house sustains: equal for scenarios that are measured together."""
     return scenario.engine_options, scenario.decode_bound, *scenario.knobs.items()
 
 
