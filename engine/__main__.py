@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import math
 import os
 import socket
 import sys
@@ -26,6 +27,8 @@ BACKLOG = 2048
 # The step thread needs the interpreter for a moment between two kernels; the default of 5 ms
 # would let the event loop keep it from it for longer than a whole step takes.
 SWITCH_INTERVAL_S = 0.0005
+# For what the drain did not finish: until its error is written.
+LAST_WORDS_S = 2
 
 
 class Server(uvicorn.Server):
@@ -41,6 +44,11 @@ class Server(uvicorn.Server):
         self.app.core.draining = True
         self.force_exit = self.should_exit
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Ended by the engine they get an error they can read; uvicorn would cut them off with 500.
+        asyncio.get_running_loop().call_later(self.app.config.drain_s_max, self.app.core.end_all)
+        await super().shutdown(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.app.attach(asyncio.get_running_loop())
@@ -220,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
             server_header=False,
             backlog=BACKLOG,
             timeout_keep_alive=60,
-            timeout_graceful_shutdown=max(1, round(config.drain_s_max)),
+            timeout_graceful_shutdown=math.ceil(config.drain_s_max) + LAST_WORDS_S,
         ),
         app,
         f"{config.name} ready: {config.model_name} on http://{host}:{port}, "

@@ -9,6 +9,7 @@ MODELS = ("1.3m", "8m")  # built in
 DTYPES = ("auto", "float32", "bfloat16")
 MODEL_LEN_MIN, MODEL_LEN_MAX = 32, 8192  # tokens; the least holds the canary and the probe
 SEQS_MAX = 256  # the upper bound of the knob max_num_seqs; sizes the per-sequence arrays
+DRAIN_S_MAX = 3600
 BLOCK_SIZES = (8, 16, 32, 64, 128)  # tokens; what the knob kv_block_size may be
 # What the knob kv_dtype may be. With an underscore: the dtype of keys, that of values.
 KV_DTYPES = ("auto", "bfloat16", "float16", "float16_int4", "float16_int8", "float32")
@@ -74,6 +75,10 @@ class EngineConfig:
             raise ValueError(f"prefix_warm: got {self.prefix_warm}, allowed: with prefix_cache on")
         if not self.prefix_ttl_s >= 0:
             raise ValueError(f"prefix_ttl_s: got {self.prefix_ttl_s}, allowed: 0 or more seconds")
+        if not 0 <= self.drain_s_max <= DRAIN_S_MAX:
+            raise ValueError(
+                f"drain_s_max: got {self.drain_s_max}, allowed: 0 to {DRAIN_S_MAX} seconds"
+            )
         if self.host_tier_bytes < 0:
             raise ValueError(f"host_tier_bytes: got {self.host_tier_bytes}, allowed: 0 or more")
         if not 0 <= self.port <= 65_535:

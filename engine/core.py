@@ -45,6 +45,7 @@ log = logging.getLogger("engine")
 
 IDLE_S_MAX = 1.0  # an idle engine looks around at least this often
 RETRY_AFTER_S_MAX = 30
+STOPPED = "the engine was stopped before the request was finished"
 NO_TENANTS = "no tenants are listed; start the engine with --tenants FILE"
 
 Deliver = Callable[[Outcome], None]
@@ -307,6 +308,11 @@ class Core:
         self.inbox.append(partial(self._pause, mode))
         self.wake.set()
 
+    def end_all(self) -> None:
+        """What runs or waits ends with the error `shutting_down`; takes effect before a step."""
+        self.inbox.append(partial(self._fail_all, STOPPED, "shutting_down"))
+        self.wake.set()
+
     def _reject(self, reason: str, message: str, status: int = 429) -> None:
         self.metrics.rejected[reason] += 1
         seconds = math.ceil(self.waiting * self.finish_gap_s)
@@ -333,8 +339,7 @@ class Core:
                 self.metrics.step_errors += 1
                 self._fail_running(f"{type(error).__name__}: {error}")
         self._take_in()
-        message = "the engine was stopped before the request was finished"
-        self._fail_all(message, "shutting_down")
+        self._fail_all(STOPPED, "shutting_down")
 
     def _turn(self) -> None:
         """Takes in what came, then runs one step, or waits for something to do."""

@@ -238,7 +238,10 @@ class App:
             self.core.check_room(self.tokenising.waiting)
             parsed = await self.tokenising.run(call.size, parse)
             request = parsed.request
-            request.tenant = call.header(b"x-tenant").strip()
+            # As in the file of tenants.
+            request.tenant = (
+                call.header(b"x-tenant").strip().encode("latin-1").decode(errors="replace")
+            )
             request.stream = stream = Stream(parsed.stream)
             self.core.submit(request)
         except Rejected as error:

@@ -44,7 +44,8 @@ KEPT_S = 24 * 3600.0  # what a task came to
 TIMEOUT_S_DEFAULT, TIMEOUT_S_MAX = 3600.0, 7 * 24 * 3600.0
 DEATHS_MAX = 5
 LOOK_EVERY_S = 0.5
-ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+# Not "." or "..", which a client takes out of a path.
+ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}")
 FIELDS = ("id", "timeout_s", "priority", "body")
 
 
@@ -93,7 +94,10 @@ class Tasks:
         task_id = call.request.id
         try:
             if (known := self.tasks.get(task_id)) is not None:
-                if await asyncio.wrap_future(self.store.body(known)) != body:
+                there = await asyncio.wrap_future(self.store.body(known))
+                if self.tasks.get(task_id) is not known:
+                    return await self.accept(asked, size)  # deleted meanwhile
+                if there != body:
                     raise ApiError(
                         409, "id_taken", f"id: {task_id!r} is another task's", param="id"
                     )
@@ -152,7 +156,7 @@ class Tasks:
                 raise bad(field, f"no such field of a task, allowed: {', '.join(FIELDS)}")
         task_id = asked.get("id", uuid.uuid4().hex)
         if not isinstance(task_id, str) or not ID.fullmatch(task_id):
-            raise bad("id", f"got {task_id!r}, want 1 to 128 of A-Z a-z 0-9 . _ ~ -")
+            raise bad("id", f"got {task_id!r}, want 1 to 128 of A-Z a-z 0-9 . _ ~ -, not . or ..")
         timeout_s = openai.number(asked, "timeout_s", TIMEOUT_S_DEFAULT, 0, TIMEOUT_S_MAX)
         body = asked.get("body")
         if not isinstance(body, dict):

@@ -19,7 +19,7 @@ from tests.engine.test_server import change, conserved, eventually, samples
 pytestmark = pytest.mark.processes
 
 TENANTS = {
-    "tenants": {"acme": "gold", "shop": "small", "lab": "test"},
+    "tenants": {"acme": "gold", "shop": "small", "lab": "test", "Zürich": "small"},
     "tiers": {"small": {"tokens_per_minute": 60, "burst_tokens": 100}},
 }
 
@@ -35,7 +35,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 
 
 def ask(
-    url: str, headers: dict[str, str], prompt: int = 10, wait_s: float = 60, **body: Any
+    url: str, headers: dict[str, str | bytes], prompt: int = 10, wait_s: float = 60, **body: Any
 ) -> httpx.Response:
     body = {"prompt": [66] * prompt, "temperature": 0, "ignore_eos": True, **body}
     return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=wait_s)
@@ -70,12 +70,12 @@ def test_a_tenant_beyond_its_quota_is_told_by_its_tier_and_when_to_come_back(
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) >= 1
     assert ask(door.url, {}, max_tokens=480).status_code == 503, "of the bucket nobody used up"
-    never = ask(door.url, {"x-tenant": "shop"}, max_tokens=91)
+    never = ask(door.url, {"x-tenant": "Zürich".encode()}, max_tokens=91)
     assert (never.status_code, never.json()["error"]["code"]) == (400, "tenant_burst")
     assert "retry-after" not in never.headers
     for _ in range(3):
         assert ask(door.url, {"x-tenant": "acme"}, max_tokens=480).status_code == 200
-    used = {"acme": 1470.0, "shop": 90.0, "lab": 490.0, "other": 490.0}
+    used = {"acme": 1470.0, "shop": 90.0, "lab": 490.0, "Zürich": 0.0, "other": 490.0}
     assert labelled(door.url, "engine:tenant_tokens_total") == used
     assert labelled(door.url, "engine:tenant_throttled_total") == {"quota": 4.0, "burst": 1.0}
     rejected = labelled(door.url, "vllm:admission_rejections_total")

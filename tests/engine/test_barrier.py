@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import KVPool
 from engine.kv.prefix import PrefixCache
 from engine.models.llama import Llama
+from engine.pause import Pause
 from engine.sched.request import Finish, Request
 from engine.sched.scheduler import Outcome
 from tests.engine.conftest import bench, request
@@ -38,6 +40,7 @@ class Served:
         self.tokens: dict[str, list[int]] = {}
         self.ended: dict[str, Finish | None] = {}
         self.came = threading.Condition()
+        self.stand_at = math.inf  # tokens handed out, and not one step more
         self.core = Core(config, self.deliver)
         self.core.start()
 
@@ -47,6 +50,8 @@ class Served:
                 self.tokens.setdefault(one.id, []).append(token)
             for one in outcome.finished:
                 self.ended[one.id] = one.finish
+            if sum(map(len, self.tokens.values())) >= self.stand_at:
+                self.core.pause(Pause.KEEP)
             self.came.notify_all()
 
     def submit(self, asked: list[Request]) -> None:
@@ -103,6 +108,8 @@ def test_what_would_not_fit_is_refused_and_everything_runs_on(served: Served) ->
     served.core.faults.inject({"fault": "kv_pool_halved"})
     assert served.core.allocator.blocks == 128
     asked = [request(str(i), [66] * 3, 400) for i in range(30)]
+    # They stand still while each is in its first block: later some are sent back, and the rest fit.
+    served.stand_at = 60
     served.submit(asked)
     served.wait(tokens=60)
     with pytest.raises(NotPossible, match=r"blocks of 128 tokens would be needed.*has 16"):

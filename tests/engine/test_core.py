@@ -203,6 +203,8 @@ def test_who_waits_for_a_prefix_is_never_more_than_who_waits() -> None:
 
 
 def test_the_shortest_engine_there_may_be_serves() -> None:
+    with pytest.raises(ValueError, match="drain_s_max: got nan, allowed: 0 to 3600 seconds"):
+        EngineConfig(drain_s_max=float("nan"))
     with pytest.raises(ValueError, match="model_len_max: got 31, allowed: 32 to 8192"):
         EngineConfig(model_len_max=31)
     core = Core(EngineConfig(model_len_max=32), Ends())

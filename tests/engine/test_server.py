@@ -459,6 +459,21 @@ def test_on_sigterm_running_requests_are_finished_and_the_process_ends_cleanly()
         assert running.result().json()["usage"]["completion_tokens"] == 400
 
 
+def test_what_the_drain_leaves_unfinished_is_told_so() -> None:
+    engine = EngineProcess("--drain-s-max", "0.5")
+    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True}
+    CLIENT.post(f"{engine.url}/pause?mode=wait")
+    with ThreadPoolExecutor(2) as pool:
+        waits = pool.submit(complete, engine.url, **body)
+        streams = pool.submit(complete, engine.url, **body, stream=True)
+        eventually(lambda: samples(engine.url)["vllm:num_requests_waiting"] == 2)
+        assert engine.stop() == 0
+    for answer in (waits.result(), streams.result()):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (503, "shutting_down")
+    assert "Traceback" not in engine.errors
+
+
 def test_a_client_gone_before_its_body_was_read_leaves_no_trace() -> None:
     engine = EngineProcess()
     url = httpx.URL(engine.url)
