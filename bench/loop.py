@@ -21,7 +21,6 @@ verdict over such files, of the worst seed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import signal
 import sys
@@ -45,10 +44,11 @@ from plant import (
 
 from controlplane.demo.client import good_again_s
 from controlplane.demo.house import House
+from controlplane.demo.measuring import best_look
 from controlplane.demo.pace import NORMAL
 from controlplane.demo.scenarios import SCENARIOS, Scenario
 from engine.load import Request
-from engine.replay import Record, Status, Summary, calibrate, summarise
+from engine.replay import Record, Status, Summary, summarise
 
 BURST = SCENARIOS["burst"]
 # 12 fixed configurations around the defaults (32, 2048, 512), on the knobs' own ladders.
@@ -114,10 +114,10 @@ def one_run(
         )  # fmt: skip
 
 
-def capacity_of(built: House) -> float:
+def capacity_of(built: House, burst: Scenario) -> float:
     """Requests a second its engine sustains beside control plane and agent, with the defaults."""
     warm_up(built)
-    return asyncio.run(calibrate(built.engine_url, seconds=6.0)).requests_per_s
+    return best_look(built, burst, lambda doing: None)
 
 
 def best_static(burst: Scenario, seconds: float) -> dict[str, int]:
@@ -126,7 +126,7 @@ def best_static(burst: Scenario, seconds: float) -> dict[str, int]:
     What they score adds up; where that is equal, the shorter time to first token decides.
     """
     with house(acting=False, pace=NORMAL) as built:
-        capacity = capacity_of(built)
+        capacity = capacity_of(built, burst)
         left, scores = STATIC, {describe(values): (0.0, 0.0) for values in STATIC}
         for turn, kept in enumerate(SCREENED):
             requests = burst.requests(1000 + turn, capacity, SCREEN_CALM_S, seconds)
@@ -168,7 +168,7 @@ def compare(options: argparse.Namespace) -> Row:
     say(f"  best static: {describe(static)}")
     # Measured as close to the runs as can be: a shared machine is not as fast now as minutes ago.
     with house(acting=False, pace=NORMAL) as built:
-        capacity = capacity_of(built)
+        capacity = capacity_of(built, burst)
     calm, high = options.calm * capacity, options.load * capacity
     say(f"  capacity {capacity:.1f} requests/s: {calm:.1f} for {options.quiet_s:g} s, "
         f"then {high:.1f} in crowds for {options.shift_s:g} s")  # fmt: skip
