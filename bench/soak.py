@@ -72,7 +72,6 @@ class Held:
     handles: int
     threads: int
     blocks: int  # of KV, not free
-    in_flight: int
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,7 @@ class Soak:
         self.beginnings = [self.text(self.draw.randint(40, 400)) for _ in range(8)]
         self.answers: Counter[str] = Counter()
         self.unexpected: list[str] = []
-        self.requests = self.tokens = 0
-        self.changed = self.faults = self.pauses = self.tasks = 0
+        self.requests = self.tasks = self.changed = self.faults = self.pauses = 0
         self.going = asyncio.Event()
         self.over = False
         self.busy = 0
@@ -311,7 +309,7 @@ class Soak:
         await self.call("POST", "/reset_prefix_cache")
         await asyncio.sleep(REST_S)
         counts = (await self.call("GET", "/v1/kv/map")).json["counts"]
-        told, process = await self.paused(), self.engine.watched
+        process = self.engine.watched
         with process.oneshot():
             held = Held(
                 self.requests,
@@ -319,18 +317,24 @@ class Soak:
                 process.num_fds(),
                 process.num_threads(),
                 counts["allocated"] + counts["cached"] + counts["withheld"],
-                told["running"] + told["waiting"],
             )
         self.held.append(held)
         self.going.set()
 
     async def crowd(self) -> int:
         """As many requests as there are rows, at once: how many ran at a time."""
-        await self.configure({"max_num_seqs": SEQS_MAX, "max_wait_ms": 50})
+        await self.configure({"max_num_seqs": SEQS_MAX})
+        await self.call("POST", "/pause?mode=keep")
         body = {"prompt": "soak", "max_tokens": 60, "ignore_eos": True}
         asked = [
             asyncio.create_task(self.call("POST", "/v1/completions", body)) for _ in range(SEQS_MAX)
         ]
+
+        async def all_wait() -> bool:
+            return bool((await self.paused())["waiting"] == SEQS_MAX)
+
+        await self.until("a crowd waits", all_wait)
+        await self.call("POST", "/resume")
         most = 0
         while not all(one.done() for one in asked):
             most = max(most, (await self.paused())["running"])
@@ -389,10 +393,8 @@ def judge(soak: Soak, most: int, day_requests: float, log: str) -> bool:
         f"({low:.0f} to {high:.0f}) in a day of the demo"
     )
     warm = soak.held[: len(soak.held) - len(held)]
-    handles, threads = (
-        max(each(one) for one in held) - max(each(one) for one in warm)
-        for each in (lambda one: one.handles, lambda one: one.threads)
-    )
+    handles = max(one.handles for one in held) - max(one.handles for one in warm)
+    threads = max(one.threads for one in held) - max(one.threads for one in warm)
     blocks = max(one.blocks for one in soak.held)
     complaints = [line for line in log.splitlines() if " ERROR " in line or "Traceback" in line]
     for line in complaints[:5]:
