@@ -353,7 +353,7 @@ class Soak:
 
     async def run(self) -> int:
         """The whole storm; returns what `crowd` found."""
-        began = time.monotonic()
+        began, live = time.monotonic(), sys.stdout.isatty()
         acts = [*[self.client] * self.options.clients, *[self.task] * 4, self.turn, self.break_it,
                 self.look]  # fmt: skip
         storm = [asyncio.create_task(self.keep_on(act)) for act in acts]
@@ -361,11 +361,11 @@ class Soak:
         while time.monotonic() - began < 60 * self.options.minutes:
             until = time.monotonic() + self.options.cycle
             while (left := until - time.monotonic()) > 0:
-                if sys.stdout.isatty():
+                if live:
                     print(f"\r{self.line(began)}", end="", flush=True)
                 await asyncio.sleep(min(left, 1.0))
             await self.rest()
-            say(f"\r{self.line(began)}")
+            say("\r" * live + self.line(began))
         self.over = True
         await asyncio.gather(*storm)
         most = await self.crowd()
