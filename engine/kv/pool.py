@@ -133,9 +133,7 @@ class KVPool:
     ) -> None:
         """Writes (tokens, kv_heads, head_dim) keys and values where each token's go: (tokens,)."""
         parts = self.kept.encode(key.transpose(0, 1), value.transpose(0, 1))
-        for each, part in zip(self._of(layer), parts, strict=True):
-            # Not by item assignment: a graph would keep the sizes it was recorded with.
-            each.movedim(0, 2).index_put_((block, offset), part.transpose(0, 1))
+        self.write(layer, block, offset, parts)
 
     def gather(self, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Whole blocks, (sequences, kv_heads, blocks) by index: head · `blocks` + block.
@@ -175,6 +173,14 @@ class KVPool:
             lines, where = self._lines(tensor, slots)
             found.append(lines.index_select(0, where).view(part.heads, -1, part.width))
         return found
+
+    def write(
+        self, layer: int, block: torch.Tensor, offset: torch.Tensor, parts: list[torch.Tensor]
+    ) -> None:
+        """Puts parts of tokens, as they are kept, where each token's go."""
+        for each, part in zip(self._of(layer), parts, strict=True):
+            # Not by item assignment: a graph would keep the sizes it was recorded with.
+            each.movedim(0, 2).index_put_((block, offset), part.transpose(0, 1))
 
     def move(self, to: KVPool, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies tokens by slot into another pool; converts what is kept otherwise there."""
