@@ -6,7 +6,7 @@ One engine (1.3m), stepped by hand, serves the same requests under each setting,
 is the CPU time of its own steps, which other work on the machine does not lengthen much; between
 two requests it jumps. Prompts and answers are those of the trace (engine/load.py), an eighth as
 long, but not capped: up to 1,756 prompt tokens. They come as a Poisson process, at a multiple of
-what the engine is measured to sustain.
+what the engine is measured to sustain just before.
 
 Then all ask at once, as many of each priority, and while all three queues wait what they are served
 is held against their weights.
@@ -161,10 +161,9 @@ def main() -> int:
     subject, rng = Served(), np.random.default_rng(5)
     off = subject.config
     subject.serve(drawn(rng, options.requests, 0.0), off)  # warm
-    sustained = options.requests / subject.serve(drawn(rng, options.requests, 0.0), off)
     lengths = fit(np.array([one.prompt_tokens for one in drawn(rng, 512, 0.0)]))
     assert lengths is not None
-    say(f"sustained: {sustained:.1f} requests/s of CPU; prompts: {lengths}")
+    say(f"prompts: {lengths}")
     windows = {
         f"length_window_tokens {value}": replace(off, length_window_tokens=value)
         for value in (0, 64, -1)
@@ -173,18 +172,23 @@ def main() -> int:
         f"priority_weights {value}": replace(off, priority_weights=value) for value in ("off", "on")
     }
     found: dict[str, dict[str, list[float]]] = {}
+    sustained: list[float] = []
     for load, arms, read in zip(LOADS, (windows, weights), (by_length, by_priority), strict=True):
         found |= {name: {} for name in arms}
         for _ in range(options.rounds):
             seed = int(rng.integers(2**31))
+            # Anew each time: what else runs here changes what a second of CPU is worth.
+            all_at_once = drawn(rng, options.requests, 0.0)
+            sustained.append(options.requests / subject.serve(all_at_once, off))
             for name in rng.permutation(list(arms)).tolist():
-                asked = drawn(np.random.default_rng(seed), options.requests, load * sustained)
+                asked = drawn(np.random.default_rng(seed), options.requests, load * sustained[-1])
                 spent = subject.serve(asked, arms[name])
                 for key, value in {**read(asked), "CPU of all steps": 1000 * spent}.items():
                     found[name].setdefault(key, []).append(value)
         say(f"\nTTFT in ms, at {load} of what it sustains, {options.rounds} rounds:")
         for name in arms:
             say(f"{name}: " + "; ".join(told(key, value) for key, value in found[name].items()))
+    say(f"\n{told('sustained, requests/s of CPU:', sustained)}")
     on = weights["priority_weights on"]
     errors = [
         share_error(subject, drawn(rng, options.requests, 0.0, (1 / 3,) * 3), on)
