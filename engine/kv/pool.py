@@ -168,8 +168,11 @@ class KVPool:
 
     def read(self, layer: int, slots: torch.Tensor) -> list[torch.Tensor]:
         """The parts of tokens, as they are kept, by slot: block · block_size + offset (int64)."""
-        block, offset = self._place(slots)
-        return [each[:, block, offset] for each in self._of(layer)]
+        found = []
+        for part, tensor in zip(self.parts, self._of(layer), strict=True):
+            lines, where = self._lines(tensor, slots)
+            found.append(lines.index_select(0, where).view(part.heads, -1, part.width))
+        return found
 
     def write(
         self, layer: int, block: torch.Tensor, offset: torch.Tensor, parts: list[torch.Tensor]
@@ -182,7 +185,10 @@ class KVPool:
     def move(self, to: KVPool, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copies tokens by slot into another pool; converts what is kept otherwise there."""
         for layer in range(len(self.keys)):
-            to.write(layer, *to._place(target), self._as_in(to, layer, source))
+            parts = self._as_in(to, layer, source)
+            for part, tensor in zip(parts, to._of(layer), strict=True):
+                lines, where = to._lines(tensor, target)
+                lines.index_copy_(0, where, part.reshape(-1, part.size(-1)))
 
     def same(self, other: KVPool, source: torch.Tensor, target: torch.Tensor) -> bool:
         """Whether `move` left there what is here."""
@@ -203,8 +209,20 @@ class KVPool:
     def _of(self, layer: int) -> list[torch.Tensor]:
         return [each[layer] for each in self.tensors]
 
-    def _place(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return slots // self.block_size, slots % self.block_size
+    def _lines(
+        self, tensor: torch.Tensor, slots: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A part as a matrix, a token's numbers a row, and where in it these slots are, by head.
+
+        A row is copied at once; indexed by block and offset, the same takes each number by itself.
+        """
+        heads, blocks, size, width = tensor.shape
+        places = tensor.stride(1) // width  # of a block: beside its own, those of what lies between
+        assert places * width == tensor.stride(1)
+        # Not beyond its last block, where another part may end.
+        lines = tensor.as_strided((heads * blocks * places - places + size, width), (width, 1))
+        first = torch.arange(heads)[:, None] * (blocks * places)
+        return lines, (first + slots // size * places + slots % size).flatten()
 
 
 def zeros(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:

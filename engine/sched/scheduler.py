@@ -132,10 +132,9 @@ class Scheduler:
         self.swapping = config.preemption == "swap"
         known, computed = self.rows.known, self.rows.computed
         running = np.array([request.row for request in self.running], np.int64)
-        missing = known[running] - computed[running]
-        ready = np.flatnonzero(missing == 1)[:budget].tolist()
-        begun = [self.running[i] for i in np.flatnonzero(missing > 1).tolist()]
-        decodes = self._grow_decodes([self.running[i] for i in ready])
+        missing = [*zip(self.running, (known[running] - computed[running]).tolist(), strict=True)]
+        begun = [request for request, tokens in missing if tokens > 1]
+        decodes = self._grow_decodes([one for one, tokens in missing if tokens == 1][:budget])
         budget -= len(decodes)
         chunks: list[Chunk] = []
         for request in begun:
@@ -157,8 +156,9 @@ class Scheduler:
             prompts = [(chunk.request, chunk.count) for chunk in chunks]
             self.priority.charge(decodes, prompts, idle=not self.waiting)
         rows = np.array([request.row for request in decodes], np.int64)
-        order = np.argsort(-computed[rows], kind="stable")
-        return Plan([decodes[i] for i in order.tolist()], rows[order], chunks)
+        contexts = computed[rows].tolist()
+        order = sorted(range(len(rows)), key=contexts.__getitem__, reverse=True)
+        return Plan([decodes[i] for i in order], rows[order], chunks)
 
     def commit(self, plan: Plan, tokens: np.ndarray, began: float, now: float) -> Outcome:
         """Takes over the runner's `tokens` (int64, aligned with `plan.sampled`)."""
@@ -171,23 +171,27 @@ class Scheduler:
         requests = plan.sampled
         last = [chunk.row for chunk in plan.chunks if chunk.last]
         sampled = np.concatenate([plan.rows, np.array(last, np.int64)]) if last else plan.rows
-        rows.tokens[sampled, rows.known[sampled]] = tokens
-        rows.known[sampled] += 1
-        begun = rows.begun[sampled]
-        first = [requests[i] for i in np.flatnonzero(~begun).tolist()]
+        known = rows.known[sampled]
+        rows.tokens[sampled, known] = tokens
+        known += 1
+        rows.known[sampled] = known
+        begun, gaps = rows.begun[sampled], now - rows.touched[sampled]
+        first = [one for one, has in zip(requests, begun.tolist(), strict=True) if not has]
+        if first:
+            gaps = gaps[begun]
+            rows.begun[sampled] = True
         for request in first:
             request.first_token = now
-        gaps = now - rows.touched[sampled[begun]]
-        rows.begun[sampled] = True
         rows.touched[sampled] = now
         stopped = self.ends[tokens] & ~rows.ignore_eos[sampled]
-        full = rows.known[sampled] >= rows.limit[sampled]
-        for i in np.flatnonzero(rows.has_stop[sampled]).tolist():
-            stopped[i] |= self._stop_string_ends(requests[i], sampled[i])
+        for i, has in enumerate(rows.has_stop[sampled].tolist()):
+            if has:
+                stopped[i] |= self._stop_string_ends(requests[i], sampled[i])
         finished = []
-        for i in np.flatnonzero(stopped | full).tolist():
-            self._end(requests[i], Finish.STOP if stopped[i] else Finish.LENGTH, now)
-            finished.append(requests[i])
+        for i, ended in enumerate((stopped | (known >= rows.limit[sampled])).tolist()):
+            if ended:
+                self._end(requests[i], Finish.STOP if stopped[i] else Finish.LENGTH, now)
+                finished.append(requests[i])
         return Outcome(requests, tokens.tolist(), first, finished, gaps)
 
     def abandon(self, request: Request, finish: Finish, now: float) -> bool:
@@ -354,10 +358,9 @@ class Scheduler:
     def _grow_decodes(self, decodes: list[Request]) -> list[Request]:
         """Gives each decode the block of its next token; those preempted for it drop out."""
         rows = np.array([request.row for request in decodes], np.int64)
-        full = self.rows.computed[rows] >= self.rows.owned[rows] * self.rows.block_size
-        for i in np.flatnonzero(full).tolist():
-            request = decodes[i]
-            if request.row >= 0:
+        room = self.rows.owned[rows] * self.rows.block_size - self.rows.computed[rows]
+        for request, tokens in zip(decodes, room.tolist(), strict=True):
+            if tokens <= 0 and request.row >= 0:
                 self._own(request, int(self.rows.computed[request.row]) + 1)
         return [request for request in decodes if request.row >= 0]
 
