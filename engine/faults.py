@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.barrier import Barrier
-from engine.knobs import NotPossible
+from engine.knobs import NotPossible, RuntimeConfig
 from engine.reconfig import RuntimeStore
 from engine.sched.scheduler import Scheduler
 
@@ -42,7 +42,7 @@ class Faults:
 
     def __init__(
         self,
-        runtime: RuntimeStore,
+        runtime: RuntimeStore[RuntimeConfig],
         scheduler: Scheduler,
         barrier: Barrier,
         step_thread: threading.Thread,
