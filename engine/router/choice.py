@@ -83,7 +83,8 @@ def score(wanted_key: bytes, engine: str, weight: int) -> float:
 class Residents:
     """Which engines a key was sent to, as a set of bits; the keys longest unused are forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = RESIDENTS_MAX) -> None:
+        self.most = most
         self.keys: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     def where(self, wanted_key: bytes, since: float) -> int:
@@ -93,7 +94,7 @@ class Residents:
     def put(self, wanted_key: bytes, bits: int, now: float) -> None:
         self.keys[wanted_key] = bits, now
         self.keys.move_to_end(wanted_key)
-        if len(self.keys) > RESIDENTS_MAX:
+        if len(self.keys) > self.most:
             self.keys.popitem(last=False)
 
 

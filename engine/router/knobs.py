@@ -35,7 +35,7 @@ KNOBS: tuple[Knob, ...] = (
         unit="%",
         minimum=100,
         maximum=1000,
-        default=200,
+        default=150,
         ladder=(125, 150, 200, 400),
         help="The same for a session that is on that engine, or a prompt half of which is.",
     ),
