@@ -60,11 +60,11 @@ class Process:
 
     def end(self) -> None:
         self.process.terminate()
-        self.process.communicate()
+        self.process.wait()
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
 
 
 class Router:
@@ -153,10 +153,10 @@ def erring(router: Router, b: Process, load: Load) -> list[bool]:
     records = load.replayer.records
     errors = failed(records, at, now)
     later = sum(r.status in FAILED and r.sent_s > opened for r in list(records))
-    ended_ = sum(at <= r.end_s < now for r in list(records))
+    total = sum(at <= r.end_s < now for r in list(records))
     say(
-        f"all steps of b failed for {now - at:.1f} s: breaker open after {open_s:.2f} s, {errors} of "
-        f"{ended_} requests failed, {later} of those sent after that"
+        f"all steps of b failed for {now - at:.1f} s: breaker open after {open_s:.2f} s; "
+        f"{errors} of {total} requests failed, {later} of those sent after that"
     )
     before = router.answered("b")
     break_steps(b.url, "none")
