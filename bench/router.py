@@ -56,9 +56,8 @@ def main() -> int:
     passed = []
     with ExitStack() as stack:
         a = stack.enter_context(ended(engine("a")))
-        door = stack.enter_context(
-            ended(Process("engine.router", "--port", "0", "--engine", a.url))
-        )
+        command = ("engine.router", "--port", "0", "--engine", a.url)
+        door = stack.enter_context(ended(Process(*command)))
         router = psutil.Process(door.process.pid)
         direct, through = (
             stack.enter_context(httpx.Client(base_url=url, timeout=60)) for url in (a.url, door.url)

@@ -127,7 +127,10 @@ class Fleet:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(engine.suspected.wait(), interval_s)
             engine.suspected.clear()
-            await self._probe(engine)
+            try:
+                await self._probe(engine)
+            except Exception:
+                log.exception("%s could not be asked", engine.name)
             await asyncio.sleep(PROBE_GAP_S)
 
     async def _probe(self, engine: Engine) -> None:
@@ -139,8 +142,9 @@ class Fleet:
             engine.ill = f"no connection: {error.strerror or error}"
         except (aiohttp.ClientError, TimeoutError) as error:
             engine.probes_failed += 1
-            if engine.probes_failed >= PROBES_FAILED_MAX:
-                engine.ill = f"/health: {type(error).__name__}"
+            if engine.probes_failed < PROBES_FAILED_MAX:
+                return
+            engine.ill = f"/health: {type(error).__name__}"
         if engine.ill != before:
             log.warning("%s is %s", engine.name, f"out: {engine.ill}" if engine.ill else "there")
         if engine.ill:
@@ -148,9 +152,9 @@ class Fleet:
         await self._read_load(engine)
         if engine.breaker.due(time.monotonic(), self.read()):
             engine.breaker.proved(await self._proof(engine), time.monotonic())
+            log.warning("%s was asked for a token: breaker %s", engine.name, engine.breaker.state)
             if engine.breaker.state is State.HALF_OPEN:
                 engine.suspected.set()  # and so asked again at once
-            log.warning("%s was asked for a token: breaker %s", engine.name, engine.breaker.state)
 
     async def _health(self, engine: Engine) -> str:
         """ "" when it is well, else what it says."""
@@ -165,12 +169,13 @@ class Fleet:
 
     async def _read_load(self, engine: Engine) -> None:
         """Requests that others sent it; none where it does not tell."""
-        known = engine.in_flight
+        before = engine.in_flight
         timeout = aiohttp.ClientTimeout(PROBE_S_MAX)
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
             async with self.session.get(f"{engine.url}/metrics", timeout=timeout) as answer:
                 told = LOAD.findall(await answer.text())
-            engine.elsewhere = max(0, round(sum(map(float, told))) - known)
+            ours = max(before, engine.in_flight)
+            engine.elsewhere = max(0, round(sum(map(float, told))) - ours)
 
     async def _proof(self, engine: Engine) -> bool:
         """Whether it answers a request for one token; that it refuses to is an answer."""

@@ -17,8 +17,6 @@ from engine.router.knobs import RouterSettings
 from engine.router.observe import Metrics, Outcome
 from engine.router.spans import Tracing
 
-SHUTTING_DOWN = ApiError(503, "shutting_down", "the router is shutting down")
-
 
 class App(Door):
     """The ASGI application of one router. `attach` joins it to the loop that serves it."""
@@ -94,14 +92,15 @@ class App(Door):
         """To an engine and back; stops there when its client leaves."""
         if self.draining:
             self.metrics.unrouted.labels("shutting_down").inc()
-            raise SHUTTING_DOWN
+            raise shutting_down()
         limit = self.runtime.running.config.number("max_in_flight")
         if len(self.passages) >= limit:
             self.metrics.unrouted.labels("max_in_flight").inc()
             message = f"{limit} requests are under way (max_in_flight)"
             raise ApiError(429, "max_in_flight", message, headers={"retry-after": "1"})
         headers = [
-            (name.decode("latin-1"), value.decode("latin-1"))
+            # aiohttp writes text as UTF-8.
+            (name.decode(errors="replace"), value.decode(errors="replace"))
             for name, value in call.scope["headers"]
             if name not in HOP_BY_HOP
         ]
@@ -125,7 +124,7 @@ class App(Door):
                 return
             if not self.ending:
                 raise
-            await forward.tell(passage, SHUTTING_DOWN)
+            await forward.tell(passage, shutting_down())
         finally:
             watch.cancel()
             self.passages.discard(passage)
@@ -175,6 +174,10 @@ class App(Door):
     async def config_patch(self, call: Call) -> None:
         await change(call, self.runtime)
         await self.config_get(call)
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "shutting_down", "the router is shutting down")
 
 
 def headed(headers: list[tuple[str, str]], name: str, value: str) -> list[tuple[str, str]]:
