@@ -22,14 +22,17 @@ class Rogue:
     """Answers /health, and everything else as `mode` says. `asked` counts the clients' requests:
     those with the router's own question for a token have no x-request-id."""
 
-    def __init__(self, mode: str = "ok") -> None:
-        self.mode = mode
+    def __init__(self) -> None:
+        self.url = ""
+        self.reset()
+
+    def reset(self) -> None:
+        self.mode = "ok"
         self.asked = 0
         self.flooded = 0
         self.health = 200
         self.metrics = ""
         self.headers: dict[str, str] = {}
-        self.url = ""
 
 
 def answer(rogue: Rogue, call: BaseHTTPRequestHandler) -> None:
@@ -71,7 +74,8 @@ def answer(rogue: Rogue, call: BaseHTTPRequestHandler) -> None:
 
 @contextmanager
 def rogue_server(mode: str = "ok") -> Iterator[Rogue]:
-    rogue = Rogue(mode)
+    rogue = Rogue()
+    rogue.mode = mode
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
