@@ -123,19 +123,16 @@ class Choice:
 
         blocks = request.blocks if policy == "prefix" else ()
         since = now - settings.number("resident_s")
-        bits, by, hot = self._home(request.session, blocks, since)
+        bits, by = self._home(request.session, blocks, since)
         at_home = [engine for engine in engines if bits & engine.bit]
         at_home.sort(key=lambda engine: engine.load / weights[engine])
-        hashed = request.session or (blocks[0] if blocks else request.tenant)
+        hashed = request.session or (blocks[-1] if blocks else request.tenant)
         if hashed:
             order = sorted(engines, key=lambda e: -score(hashed, e.name, weights[e]))
         else:
             equal = len(set(weights.values())) == 1
             order = [self._turn(weights, by_load=equal)]
-        chosen = next(
-            (e for e in at_home if fits(e, "hot_bound_percent" if hot else "load_bound_percent")),
-            None,
-        )
+        chosen = next((engine for engine in at_home if fits(engine, "hot_bound_percent")), None)
         if chosen is None:
             by = By.HASH if hashed else By.TURN
             chosen = next((engine for engine in order if fits(engine, "load_bound_percent")), None)
@@ -146,19 +143,21 @@ class Choice:
         self._remember(request.session, blocks, chosen, since, now)
         return chosen, by
 
-    def _home(
-        self, session: bytes, blocks: tuple[bytes, ...], since: float
-    ) -> tuple[int, By, bool]:
-        """Where most of what it may find again is, and whether it is hot there."""
+    def _home(self, session: bytes, blocks: tuple[bytes, ...], since: float) -> tuple[int, By]:
+        """Where its session is, or the longest part of its prompt's beginning.
+
+        Less than half of it binds nobody: else all prompts of one service, which begin alike,
+        would be on the engine that saw the first.
+        """
         if session:
-            return self.residents.where(session, since), By.SESSION, True
+            return self.residents.where(session, since), By.SESSION
         self.blocks += len(blocks)
-        for count in range(len(blocks), 0, -1):
+        for count in range(len(blocks), (len(blocks) - 1) // 2, -1):
             bits = self.residents.where(blocks[count - 1], since)
             if bits:
                 self.matched += count
-                return bits, By.PREFIX, 2 * count >= len(blocks)
-        return 0, By.PREFIX, False
+                return bits, By.PREFIX
+        return 0, By.PREFIX
 
     def _remember(
         self, session: bytes, blocks: tuple[bytes, ...], engine: Engine, since: float, now: float

@@ -20,7 +20,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob("load_bound_percent", "%", 125, (110, 125, 150, 200, 400),
          "Of its share of all load: an engine that holds more is passed over.", 100, 1000),
     Knob("hot_bound_percent", "%", 150, (125, 150, 200, 400),
-         "The same for a session that is on that engine, or a prompt half of which is.", 100, 1000),
+         "The same for a session that is on it, or a prompt at least half of which is.", 100, 1000),
     Knob("resident_s", "s", 300, (0, 60, 300, 900, 3600),
          "How long a session, or a prompt's beginning, counts as there after its last request.",
          0, 3600),
