@@ -152,7 +152,8 @@ class Choice:
         if session:
             return self.residents.where(session, since), By.SESSION
         self.blocks += len(blocks)
-        for count in range(len(blocks), (len(blocks) - 1) // 2, -1):
+        half = -(-len(blocks) // 2)
+        for count in range(len(blocks), max(half, 1) - 1, -1):
             bits = self.residents.where(blocks[count - 1], since)
             if bits:
                 self.matched += count
