@@ -23,11 +23,14 @@ from engine.router.observe import Metrics, Outcome
 
 RETRIES_MAX = 1
 HELD_BYTES_MAX = 65_536  # of a 503, to read why
-# Of one connection, not of the request (RFC 9110, 7.6.1), or written anew.
+# Of one connection, not of the request (RFC 9110, 7.6.1).
 HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
-     b"upgrade", b"expect", b"host", b"content-length")
+     b"upgrade")
 )  # fmt: skip
+# What aiohttp writes of its own, and uvicorn.
+NOT_ASKED = HOP_BY_HOP | {b"expect", b"host", b"content-length"}
+NOT_ANSWERED = HOP_BY_HOP | {b"date"}
 SAYS_ERROR = b'data: {"error"'
 
 Lines = list[tuple[bytes, bytes]]
@@ -138,8 +141,7 @@ class Forwarder:
     ) -> None:
         passage.status = answer.status
         lines = [(k.lower(), v) for k, v in answer.raw_headers]
-        length = b"content-length" if answer.content_length is not None else b""
-        lines = [(k, v) for k, v in lines if k not in HOP_BY_HOP or k == length]
+        lines = [(k, v) for k, v in lines if k not in NOT_ANSWERED]
         lines.append((b"x-engine", engine.name.encode()))
         head = b""
         if answer.status == 503:

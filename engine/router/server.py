@@ -12,7 +12,7 @@ from engine.router import forward
 from engine.router.choice import Choice, Wanted, wanted
 from engine.router.config import RouterConfig
 from engine.router.fleet import Fleet
-from engine.router.forward import HOP_BY_HOP, Forwarder, Passage
+from engine.router.forward import NOT_ASKED, Forwarder, Passage
 from engine.router.knobs import RouterSettings
 from engine.router.observe import Metrics, Outcome
 from engine.router.spans import Tracing
@@ -102,7 +102,7 @@ class App(Door):
             # aiohttp writes text as UTF-8.
             (name.decode(errors="replace"), value.decode(errors="replace"))
             for name, value in call.scope["headers"]
-            if name not in HOP_BY_HOP
+            if name not in NOT_ASKED
         ]
         request_id = call.header(b"x-request-id") or uuid.uuid4().hex
         passage = Passage(call, raw, headed(headers, "x-request-id", request_id), asked)

@@ -68,6 +68,7 @@ def test_an_answer_is_the_engines_whole_or_streamed(
     assert through.json()["choices"] == direct.json()["choices"]
     assert through.headers["x-engine"] in ("a", "b")
     assert through.headers["content-length"] == str(len(through.content))
+    assert sorted(through.headers) == sorted([*direct.headers, "x-engine"])
     streamed = complete(door.url, stream=True)
     assert streamed.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = [line.removeprefix("data: ") for line in streamed.text.split("\n\n") if line]
