@@ -64,12 +64,15 @@ class Engine:
             return f"breaker {self.breaker.state}"
         return "" if settings.weight(self.name) else "weight 0"
 
-    def lost(self, why: str) -> None:
-        """Nobody is there."""
-        if not self.ill:
-            log.warning("%s is out: %s", self.name, why)
-        self.ill = why
+    def lost(self, error: aiohttp.ClientError | TimeoutError) -> None:
+        """No connection to it came about, and so no request."""
+        self.found("no connection: " + (getattr(error, "strerror", "") or type(error).__name__))
         self.suspected.set()
+
+    def found(self, ill: str) -> None:
+        if ill != self.ill:
+            log.warning("%s is %s", self.name, f"out: {ill}" if ill else "there")
+        self.ill = ill
 
 
 class Fleet:
@@ -134,19 +137,16 @@ class Fleet:
             await asyncio.sleep(PROBE_GAP_S)
 
     async def _probe(self, engine: Engine) -> None:
-        before = engine.ill
         try:
-            engine.ill = await self._health(engine)
+            engine.found(await self._health(engine))
             engine.probes_failed = 0
         except aiohttp.ClientConnectorError as error:
-            engine.ill = f"no connection: {error.strerror or error}"
+            engine.found(f"no connection: {error.strerror}")
         except (aiohttp.ClientError, TimeoutError) as error:
             engine.probes_failed += 1
-            if engine.probes_failed < PROBES_FAILED_MAX:
-                return
-            engine.ill = f"/health: {type(error).__name__}"
-        if engine.ill != before:
-            log.warning("%s is %s", engine.name, f"out: {engine.ill}" if engine.ill else "there")
+            if engine.probes_failed >= PROBES_FAILED_MAX:
+                engine.found(f"/health: {type(error).__name__}")
+            return
         if engine.ill:
             return
         await self._read_load(engine)

@@ -75,11 +75,10 @@ class Forwarder:
 
     async def run(self, passage: Passage) -> None:
         """Answers it, or raises ApiError when nothing was sent on."""
-        settings = self.runtime.running.config
         tried: list[Engine] = []
         engines = self.fleet.available()
         while engines:
-            now = time.monotonic()
+            settings, now = self.runtime.running.config, time.monotonic()
             engine, by = self.choice.of(passage.wanted, engines, settings, now)
             passage.engine, passage.by = engine.name, by
             self.metrics.choices.labels(engine.name, by).inc()
@@ -88,6 +87,7 @@ class Forwarder:
                 return
             except Again as again:
                 tried.append(engine)
+                settings = self.runtime.running.config
                 once_more = settings.word("retries") == "on" and len(tried) <= RETRIES_MAX
                 engines = self.fleet.available(tried) if once_more else []
                 if engines:
@@ -97,11 +97,12 @@ class Forwarder:
                     await self._send(passage, *again.held)
                     return
         self.metrics.unrouted.labels("no_engine").inc()
+        interval_ms = self.runtime.running.config.number("health_interval_ms")
         raise ApiError(
             503,
             "no_engine",
             f"no engine can take this request: {self.fleet.told()}",
-            headers={"retry-after": str(-(-settings.number("health_interval_ms") // 1000))},
+            headers={"retry-after": str(-(-interval_ms // 1000))},
         )
 
     async def _attempt(self, engine: Engine, passage: Passage) -> None:
@@ -119,7 +120,7 @@ class Forwarder:
             ) as answer:
                 await self._pass_on(engine, passage, answer)
         except UNREACHED as error:
-            engine.lost(f"no connection: {error}")
+            engine.lost(error)
             passage.outcome = Outcome.AGAIN
             raise Again("unreached") from None
         except (aiohttp.ClientError, TimeoutError) as error:
