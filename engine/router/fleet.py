@@ -66,13 +66,17 @@ class Engine:
 
     def lost(self, error: aiohttp.ClientError | TimeoutError) -> None:
         """No connection to it came about, and so no request."""
-        self.found("no connection: " + (getattr(error, "strerror", "") or type(error).__name__))
+        self.found(no_connection(error))
         self.suspected.set()
 
     def found(self, ill: str) -> None:
         if ill != self.ill:
             log.warning("%s is %s", self.name, f"out: {ill}" if ill else "there")
         self.ill = ill
+
+
+def no_connection(error: Exception) -> str:
+    return f"no connection: {getattr(error, 'strerror', None) or type(error).__name__}"
 
 
 class Fleet:
@@ -141,7 +145,7 @@ class Fleet:
             engine.found(await self._health(engine))
             engine.probes_failed = 0
         except aiohttp.ClientConnectorError as error:
-            engine.found(f"no connection: {error.strerror}")
+            engine.found(no_connection(error))
         except (aiohttp.ClientError, TimeoutError) as error:
             engine.probes_failed += 1
             if engine.probes_failed >= PROBES_FAILED_MAX:
