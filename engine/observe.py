@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from engine.buckets import REQUEST_S, TOKEN_GAP_S, TTFT_S
 from engine.config import EngineConfig
 from engine.exec.capture import Captured
+from engine.families import REQUEST_S, TOKEN_GAP_S, TTFT_S, counter, gauge
 from engine.knobs import KNOBS, Value
 from engine.kv.stats import Memory
 from engine.pause import MODES, Pause
@@ -404,24 +404,6 @@ class Metrics:
 def number(knob: str, value: Value) -> float:
     """A knob's value as a sample."""
     return float(KNOBS[knob].ladder.index(value) if isinstance(value, str) else value)
-
-
-Samples = list[tuple[dict[str, str], float]]
-
-
-def gauge(name: str, text: str, samples: Samples) -> Metric:
-    metric = GaugeMetricFamily(name, text, labels=list(samples[0][0]))
-    for labels, value in samples:
-        metric.add_metric(list(labels.values()), value)
-    return metric
-
-
-def counter(name: str, text: str, samples: Samples) -> Metric:
-    """`name` without `_total`, which the exposition adds."""
-    metric = CounterMetricFamily(name, text, labels=list(samples[0][0]) if samples else [])
-    for labels, value in samples:
-        metric.add_metric(list(labels.values()), value)
-    return metric
 
 
 def family(name: str, text: str, samples: list[tuple[dict[str, str], Histogram]]) -> Metric:

@@ -8,16 +8,14 @@ from enum import StrEnum
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from engine.buckets import REQUEST_S, TTFT_S
+from engine.families import REQUEST_S, TTFT_S, counter, gauge
 from engine.knobs import Knob
 from engine.reconfig import RuntimeStore
 from engine.router.breaker import State
@@ -47,7 +45,7 @@ class Metrics:
         self, fleet: Fleet, choice: Choice, runtime: RuntimeStore[RouterSettings],
         spans_dropped: Callable[[], int],
     ) -> None:  # fmt: skip
-        disable_created_metrics()  # a second series for each, as the engine's have none
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, as the engine's have none
         self.registry = registry = CollectorRegistry()
         text = "Requests at an engine that ended, by what became of them."
         self.requests = Counter("router:requests", text, ["engine", "outcome"], registry=registry)
@@ -80,56 +78,56 @@ class Metrics:
             self.e2e.labels(engine.name)
         for reason in UNROUTED:
             self.unrouted.labels(reason)
-        self._gauges(fleet, runtime)
-        registry.register(Counts(fleet, choice, spans_dropped))
+        registry.register(Reading(fleet, choice, runtime, spans_dropped))
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
-    def _gauges(self, fleet: Fleet, runtime: RuntimeStore[RouterSettings]) -> None:
-        def gauge(name: str, text: str, labels: list[str]) -> Gauge:
-            return Gauge(name, text, labels, registry=self.registry)
 
-        in_flight = gauge("router:in_flight", "Requests at an engine now.", ["engine"])
-        elsewhere = gauge("router:elsewhere", "Requests of others it has.", ["engine"])
-        up = gauge("router:engine_up", "1: answers /health.", ["engine"])
-        state = gauge("router:breaker_state", "1: is in this state.", ["engine", "state"])
-        for engine in fleet.engines:
-            in_flight.labels(engine.name).set_function(lambda e=engine: e.in_flight)
-            elsewhere.labels(engine.name).set_function(lambda e=engine: e.elsewhere)
-            up.labels(engine.name).set_function(lambda e=engine: not e.ill)
-            for each in State:
-                state.labels(engine.name, each).set_function(
-                    lambda e=engine, s=each: e.breaker.state is s
-                )
-        knob = gauge(
-            "router:knob", "Running value; of words the place among them: off 0, on 1.", ["knob"]
-        )
-        for each in runtime.initial.knobs.values():
-            knob.labels(each.name).set_function(lambda k=each: number(k, runtime.running.config))
-        version = gauge("router:config_version", "Version of the running config.", [])
-        version.set_function(lambda: runtime.running.config_version)
+class Reading(Collector):
+    """What is counted elsewhere, or stands, when /metrics is asked for."""
 
-
-class Counts(Collector):
-    """Counted elsewhere, as plain numbers."""
-
-    def __init__(self, fleet: Fleet, choice: Choice, spans_dropped: Callable[[], int]) -> None:
-        self.fleet, self.choice, self.spans_dropped = fleet, choice, spans_dropped
+    def __init__(
+        self, fleet: Fleet, choice: Choice, runtime: RuntimeStore[RouterSettings],
+        spans_dropped: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self.fleet, self.choice, self.runtime = fleet, choice, runtime
+        self.spans_dropped = spans_dropped
 
     def collect(self) -> Iterator[Metric]:
-        openings = CounterMetricFamily(
-            "router:breaker_openings", "Times it was taken out for its errors.", labels=["engine"]
+        engines = [({"engine": engine.name}, engine) for engine in self.fleet.engines]
+        for name, text, samples in (
+            ("in_flight", "Requests at an engine now.", [(k, e.in_flight) for k, e in engines]),
+            ("elsewhere", "Requests of others it has.", [(k, e.elsewhere) for k, e in engines]),
+            ("engine_up", "1: answers /health.", [(k, not e.ill) for k, e in engines]),
+        ):
+            yield gauge(f"router:{name}", text, samples)
+        yield gauge(
+            "router:breaker_state",
+            "1: is in this state.",
+            [({**k, "state": s}, e.breaker.state is s) for k, e in engines for s in State],
         )
-        for engine in self.fleet.engines:
-            openings.add_metric([engine.name], engine.breaker.openings)
-        yield openings
+        yield counter(
+            "router:breaker_openings",
+            "Times it was taken out for its errors.",
+            [(k, e.breaker.openings) for k, e in engines],
+        )
+        version = self.runtime.running
+        yield gauge(
+            "router:knob",
+            "Running value; of words the place among them: off 0, on 1.",
+            [({"knob": name}, number(knob, version.config))
+             for name, knob in version.config.knobs.items()],
+        )  # fmt: skip
+        yield gauge(
+            "router:config_version", "Of the running config.", [({}, version.config_version)]
+        )
         for name, text, value in (
             ("router:prefix_blocks", "Blocks of prompts looked up.", self.choice.blocks),
             ("router:prefix_blocks_matched", "Of these, sent before.", self.choice.matched),
             ("router:spans_dropped", "Spans that were not delivered.", self.spans_dropped()),
         ):
-            yield CounterMetricFamily(name, text, value=value)
+            yield counter(name, text, [({}, value)])
 
 
 def number(knob: Knob, settings: RouterSettings) -> float:
