@@ -124,21 +124,24 @@ def ended(process: Process) -> Iterator[Process]:
 
 def killed(router: Router, b: Process, load: Load, stack: ExitStack) -> tuple[Process, list[bool]]:
     flying = router.engine("b")["in_flight"]
-    at = load.replayer.now()
+    before = load.replayer.now()
     b.kill()
+    at = load.replayer.now()
     out_s = until(lambda: bool(router.engine("b")["out"]), DEAD_S_MAX * 5)
     time.sleep(SETTLE_S)
-    lost = failed(load.replayer.records, at, load.replayer.now())
-    say(f"killed with {flying} requests under way; {lost} failed; noticed after {out_s:.2f} s")
-    before = router.answered("b")
+    records = [r for r in list(load.replayer.records) if r.status in FAILED and r.end_s >= before]
+    later = sum(r.sent_s > at for r in records)
+    say(
+        f"killed with {flying} requests under way: noticed after {out_s:.2f} s; {len(records)} "
+        f"requests failed, {later} of those sent after that"
+    )
+    answered = router.answered("b")
     port = int(b.url.rpartition(":")[2])
     again = stack.enter_context(ended(engine("b", port)))
-    back_s = until(lambda: router.answered("b") > before, BACK_S_MAX * 2)
-    # Between the look and the kill some more may have begun there, and others ended.
-    most = max(2 * flying, flying + 3)
+    back_s = until(lambda: router.answered("b") > answered, BACK_S_MAX * 2)
     return again, [
         verdict("dead_noticed_s", out_s, f"<= {DEAD_S_MAX:g}", out_s <= DEAD_S_MAX),
-        verdict("dead_failed_requests", lost, f"<= {most} (under way there)", lost <= most),
+        verdict("failed_after_death", later, "0", later == 0),
         verdict("dead_back_s", back_s, f"<= {BACK_S_MAX:g}", back_s <= BACK_S_MAX),
     ]
 
