@@ -50,6 +50,7 @@ class Process:
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, text=True,
+            stderr=subprocess.DEVNULL,  # what is broken here on purpose says so at every step
             env={**os.environ, TOKEN_ENV: TOKEN},
         )  # fmt: skip
         assert self.process.stdout is not None

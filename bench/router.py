@@ -19,7 +19,7 @@ import psutil
 from failover import Process, ended, engine
 from plant import cpu_s, say, verdict
 
-REQUESTS = 50  # of a round and a way
+REQUESTS = 20  # of a round and a way
 RESAMPLES = 2000
 ADDED_MS_MAX = 5.0
 KINDS = {
