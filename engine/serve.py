@@ -75,6 +75,7 @@ def listen(name: str, host: str, port: int) -> socket.socket | None:
     try:
         door.bind((host, port))
     except OSError as error:
+        door.close()
         sys.stderr.write(
             f"{name}: cannot listen on {host}:{port}: {error.strerror}. "
             "Stop what uses the port, or choose another with --port.\n"

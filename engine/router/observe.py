@@ -96,11 +96,12 @@ class Reading(Collector):
 
     def collect(self) -> Iterator[Metric]:
         engines = [({"engine": engine.name}, engine) for engine in self.fleet.engines]
-        for name, text, samples in (
-            ("in_flight", "Requests at an engine now.", [(k, e.in_flight) for k, e in engines]),
-            ("elsewhere", "Requests of others it has.", [(k, e.elsewhere) for k, e in engines]),
-            ("engine_up", "1: answers /health.", [(k, not e.ill) for k, e in engines]),
+        for name, text, values in (
+            ("in_flight", "Requests at an engine now.", [e.in_flight for _, e in engines]),
+            ("elsewhere", "Requests of others it has.", [e.elsewhere for _, e in engines]),
+            ("engine_up", "1: answers /health.", [int(not e.ill) for _, e in engines]),
         ):
+            samples = [(k, float(v)) for (k, _), v in zip(engines, values, strict=True)]
             yield gauge(f"router:{name}", text, samples)
         yield gauge(
             "router:breaker_state",

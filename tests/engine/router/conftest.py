@@ -11,11 +11,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.engine.conftest import RouterProcess
 
+CLIENT = httpx.Client(timeout=60)
 EVENT = b'data: {"choices": [{"text": "a"}]}\n\n'
 FLOOD = b"x" * 65_536
+
+
+@pytest.fixture(scope="session", autouse=True)
+def client_closed() -> Iterator[None]:
+    yield
+    CLIENT.close()
 
 
 class Rogue:

@@ -13,10 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.conftest import RouterProcess
-from tests.engine.router.conftest import EVENT, FLOOD, Rogue, patch, rogue_server, router
+from tests.engine.router.conftest import CLIENT, EVENT, FLOOD, Rogue, patch, rogue_server, router
 
 pytestmark = pytest.mark.processes
-CLIENT = httpx.Client(timeout=30)
 QUICK = {"health_interval_ms": 100, "breaker_open_ms": 100}
 
 

@@ -14,12 +14,11 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.engine.conftest import EngineProcess, RouterProcess
-from tests.engine.router.conftest import patch, router
+from tests.engine.router.conftest import CLIENT, patch, router
 from tests.engine.router.test_forward import counts, engines, eventually
 from tests.engine.test_spans import collector
 
 pytestmark = pytest.mark.processes
-CLIENT = httpx.Client(timeout=60)
 ASKED = {"prompt": "once upon a time", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 
 
