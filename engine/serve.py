@@ -68,8 +68,8 @@ class Server(uvicorn.Server):
 def listen(name: str, host: str, port: int) -> socket.socket | None:
     """A bound socket; None, and what to do on stderr, when the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named, or asyncio does not see that it is TCP and leaves Nagle's algorithm on: what follows the
-    # head of an answer would wait for its client's delayed acknowledgement, 40 ms.
+    # TCP is named: else asyncio does not see it and leaves Nagle's algorithm on, and what follows
+    # the head of an answer would wait for its client's delayed acknowledgement, 40 ms.
     door = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
