@@ -15,7 +15,7 @@ from engine.knobs import NotPossible
 from engine.models.errors import ModelError
 from engine.models.loader import compute_dtype, find, length_max, pool_blocks
 from engine.reconfig import StateError
-from engine.serve import listen, serve
+from engine.serve import listen, process_arguments, serve
 from engine.server import App
 
 # The step thread needs the interpreter for a moment between two kernels; the default of 5 ms
@@ -34,9 +34,10 @@ def parse(arguments: list[str]) -> EngineConfig:
     add = parser.add_argument
     add("--name", default=default.name, help="this engine, as metrics and spans call it")
     add("--service", default=default.service, help="the service it belongs to")
-    add("--node", default=default.node, help="the host it runs on")
-    add("--host", default=default.host, help="address to listen on")
-    add("--port", type=int, default=default.port, help="port to listen on; 0 picks a free one")
+    process_arguments(
+        parser, node=default.node, host=default.host, port=default.port,
+        drain_s_max=default.drain_s_max,
+    )  # fmt: skip
     add(
         "--model", default=default.model,
         help="1.3m or 8m, built in; smollm2, of a Python package; or a path: a .gguf file, "
@@ -89,10 +90,6 @@ def parse(arguments: list[str]) -> EngineConfig:
         help="may wait, likewise",
     )  # fmt: skip
     add(
-        "--drain-s-max", type=float, default=default.drain_s_max, metavar="SECONDS",
-        help="to finish in, after SIGTERM",
-    )  # fmt: skip
-    add(
         "--cache", type=lambda text: Path(text) if text else None, default=home(), metavar="FOLDER",
         help="keeps compiled steps, for all engines of this user; empty: none are compiled",
     )  # fmt: skip
@@ -107,23 +104,9 @@ def parse(arguments: list[str]) -> EngineConfig:
         help="who is in which tier, as JSON, for the knob tenant_quotas",
     )  # fmt: skip
     add(
-        "--state", type=Path, default=absent, metavar="FOLDER",
-        help="keeps the runtime configuration; without it a restart forgets it",
-    )  # fmt: skip
-    add(
         "--queue-state", type=Path, default=absent, metavar="FOLDER",
         help="keeps tasks (POST /v1/tasks), which survive the engine; without it there are none",
     )  # fmt: skip
-    add(
-        "--otlp", default=absent, metavar="URL",
-        help="OTLP/HTTP endpoint for spans; without it there are none",
-    )  # fmt: skip
-    add(
-        "--ingest-token-env",
-        default="TRIMTAB_INGEST_TOKEN",
-        metavar="NAME",
-        help="environment variable that holds the bearer token for --otlp",
-    )
     add(
         "--faults-token-env",
         default=absent,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import math
 import socket
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
@@ -63,6 +65,32 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         sys.stdout.write(self.ready + "\n")
         sys.stdout.flush()
+
+
+def process_arguments(
+    parser: argparse.ArgumentParser, *, node: str, host: str, port: int, drain_s_max: float
+) -> None:
+    """What any process takes, with its defaults; those not given that have none are not there."""
+    add, absent = parser.add_argument, argparse.SUPPRESS
+    add("--node", default=node, help="the host it runs on")
+    add("--host", default=host, help="address to listen on")
+    add("--port", type=int, default=port, help="port to listen on; 0 picks a free one")
+    add(
+        "--drain-s-max", type=float, default=drain_s_max, metavar="SECONDS",
+        help="to finish in, after SIGTERM",
+    )  # fmt: skip
+    add(
+        "--state", type=Path, default=absent, metavar="FOLDER",
+        help="keeps the runtime configuration; without it a restart forgets it",
+    )  # fmt: skip
+    add(
+        "--otlp", default=absent, metavar="URL",
+        help="OTLP/HTTP endpoint for spans; without it there are none",
+    )  # fmt: skip
+    add(
+        "--ingest-token-env", default="TRIMTAB_INGEST_TOKEN", metavar="NAME",
+        help="environment variable that holds the bearer token for --otlp",
+    )  # fmt: skip
 
 
 def listen(name: str, host: str, port: int) -> socket.socket | None:

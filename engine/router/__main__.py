@@ -6,12 +6,11 @@ import argparse
 import logging
 import os
 import sys
-from pathlib import Path
 
 from engine.reconfig import StateError
 from engine.router.config import RouterConfig, Upstream
 from engine.router.server import App
-from engine.serve import listen, serve
+from engine.serve import listen, process_arguments, serve
 
 EXAMPLE = """\
 four of five requests to one engine, the fifth to the other; a third for when one is out:
@@ -48,28 +47,13 @@ def parse(arguments: list[str]) -> RouterConfig:
     )  # fmt: skip
     add("--name", default=default.name, help="this router, as metrics and spans call it")
     add("--service", default=default.service, help="the service its engines belong to")
-    add("--node", default=default.node, help="the host it runs on")
-    add("--host", default=default.host, help="address to listen on")
-    add("--port", type=int, default=default.port, help="port to listen on; 0 picks a free one")
+    process_arguments(
+        parser, node=default.node, host=default.host, port=default.port,
+        drain_s_max=default.drain_s_max,
+    )  # fmt: skip
     add(
         "--silence-s-max", type=float, default=default.silence_s_max, metavar="SECONDS",
         help="an engine that sends nothing for so long while it answers has failed",
-    )  # fmt: skip
-    add(
-        "--drain-s-max", type=float, default=default.drain_s_max, metavar="SECONDS",
-        help="to finish in, after SIGTERM",
-    )  # fmt: skip
-    add(
-        "--state", type=Path, default=absent, metavar="FOLDER",
-        help="keeps the runtime configuration; without it a restart forgets it",
-    )  # fmt: skip
-    add(
-        "--otlp", default=absent, metavar="URL",
-        help="OTLP/HTTP endpoint for spans; without it there are none",
-    )  # fmt: skip
-    add(
-        "--ingest-token-env", default="TRIMTAB_INGEST_TOKEN", metavar="NAME",
-        help="environment variable that holds the bearer token for --otlp",
     )  # fmt: skip
     options = vars(parser.parse_args(arguments))
     token = os.environ.get(options.pop("ingest_token_env"), "")
