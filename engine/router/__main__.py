@@ -73,6 +73,7 @@ def parse(arguments: list[str]) -> RouterConfig:
 def main(arguments: list[str] | None = None) -> int:
     config = parse(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("engine").setLevel(logging.INFO)
     door = listen(config.name, config.host, config.port)
     if door is None:
         return 1

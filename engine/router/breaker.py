@@ -33,10 +33,10 @@ class Breaker:
         self.proofs = 0
         self.seconds: deque[list[int]] = deque()  # [second, ended, of these wrong], oldest first
 
-    def record(self, wrong: bool, now: float, settings: RouterSettings) -> None:
-        """One request has ended; those that ended while it is not closed do not count."""
+    def record(self, wrong: bool, now: float, settings: RouterSettings) -> bool:
+        """One request has ended; whether that opened it. While it is not closed none counts."""
         if self.state is not State.CLOSED:
-            return
+            return False
         second = int(now)
         if not self.seconds or self.seconds[-1][0] != second:
             self.seconds.append([second, 0, 0])
@@ -47,8 +47,10 @@ class Breaker:
         ended = sum(second[1] for second in self.seconds)
         errors = sum(second[2] for second in self.seconds)
         bound = settings.number("breaker_error_percent") / 100
-        if ended >= settings.number("breaker_requests_min") and errors > bound * ended:
-            self._open(now)
+        if ended < settings.number("breaker_requests_min") or errors <= bound * ended:
+            return False
+        self._open(now)
+        return True
 
     def due(self, now: float, settings: RouterSettings) -> bool:
         """Whether it is time to ask the engine itself."""

@@ -76,8 +76,9 @@ def key(kind: str, text: str) -> bytes:
 
 def score(wanted_key: bytes, engine: str, weight: int) -> float:
     """Of an engine for a key: the highest has it, as often as its weight says."""
-    digest = blake2b(wanted_key + engine.encode(), digest_size=8).digest()
-    return -weight / math.log((int.from_bytes(digest) + 1) / (2**64 + 2))
+    # 48 bits: between 0 and 1 in a float, and neither of them.
+    digest = blake2b(wanted_key + engine.encode(), digest_size=6).digest()
+    return -weight / math.log((int.from_bytes(digest) + 1) / (2**48 + 1))
 
 
 class Residents:

@@ -71,7 +71,8 @@ class Engine:
 
     def found(self, ill: str) -> None:
         if ill != self.ill:
-            log.warning("%s is %s", self.name, f"out: {ill}" if ill else "there")
+            told = f"out: {ill}" if ill else "there"
+            log.log(logging.WARNING if ill else logging.INFO, "%s is %s", self.name, told)
         self.ill = ill
 
 
@@ -156,7 +157,7 @@ class Fleet:
         await self._read_load(engine)
         if engine.breaker.due(time.monotonic(), self.read()):
             engine.breaker.proved(await self._proof(engine), time.monotonic())
-            log.warning("%s was asked for a token: breaker %s", engine.name, engine.breaker.state)
+            log.info("%s was asked for a token: breaker %s", engine.name, engine.breaker.state)
             if engine.breaker.state is State.HALF_OPEN:
                 engine.suspected.set()  # and so asked again at once
 

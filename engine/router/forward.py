@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ from engine.router.choice import Choice, Wanted
 from engine.router.fleet import UNREACHED, Engine, Fleet
 from engine.router.knobs import RouterSettings
 from engine.router.observe import Metrics, Outcome
+
+log = logging.getLogger("engine.router")
 
 RETRIES_MAX = 1
 HELD_BYTES_MAX = 65_536  # of a 503, to read why
@@ -177,7 +180,9 @@ class Forwarder:
         outcome, now = passage.outcome, time.monotonic()
         self.metrics.requests.labels(engine.name, outcome).inc()
         if outcome in (Outcome.OK, Outcome.REJECTED, Outcome.ERROR):
-            engine.breaker.record(outcome is Outcome.ERROR, now, self.runtime.running.config)
+            settings = self.runtime.running.config
+            if engine.breaker.record(outcome is Outcome.ERROR, now, settings):
+                log.warning("%s is out: too many of its requests went wrong", engine.name)
         if outcome is Outcome.OK:
             self.metrics.first_byte.labels(engine.name).observe(passage.first - passage.began)
             self.metrics.e2e.labels(engine.name).observe(now - passage.began)
