@@ -29,7 +29,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 ADDRESS = "address"  # in TRIMTAB_HOME while its control plane runs: where
 UNREAD = 141  # as a shell has it of who was ended by SIGPIPE
-DAEMONS = {"demo": "controlplane.demo", "agent": "gpu_agent", "engine": "engine"}
+DAEMONS = {
+    "demo": "controlplane.demo",
+    "agent": "gpu_agent",
+    "engine": "engine",
+    "router": "engine.router",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,6 +13,7 @@ COMMANDS = {
     "run": {
         "up": "the control plane: pages, API, OTLP, loop",
         "engine": "the reference engine",
+        "router": "one door in front of several engines",
         "agent": "a node's agent",
         "demo": "the whole loop on this machine, under a load that shifts",
         "stop": "end what `make run` started, and nothing else",

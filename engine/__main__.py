@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
-import math
 import os
-import socket
 import sys
 from pathlib import Path
-from types import FrameType
-
-import uvicorn
 
 from engine import warm
 from engine.config import BLOCK_SIZES, DTYPES, EngineConfig
@@ -21,40 +15,12 @@ from engine.knobs import NotPossible
 from engine.models.errors import ModelError
 from engine.models.loader import compute_dtype, find, length_max, pool_blocks
 from engine.reconfig import StateError
+from engine.serve import listen, process_arguments, serve
 from engine.server import App
 
-BACKLOG = 2048
 # The step thread needs the interpreter for a moment between two kernels; the default of 5 ms
 # would let the event loop keep it from it for longer than a whole step takes.
 SWITCH_INTERVAL_S = 0.0005
-# For what the drain did not finish: until its error is written.
-LAST_WORDS_S = 2
-
-
-class Server(uvicorn.Server):
-    """Uvicorn that closes the engine's door first: from the signal on, new requests get 503."""
-
-    def __init__(self, config: uvicorn.Config, app: App, ready: str) -> None:
-        super().__init__(config)
-        self.app = app
-        self.ready = ready
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Not handed up: uvicorn would raise the signal again after a clean end.
-        self.app.core.draining = True
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Ended by the engine they get an error they can read; uvicorn would cut them off with 500.
-        asyncio.get_running_loop().call_later(self.app.config.drain_s_max, self.app.core.end_all)
-        await super().shutdown(sockets)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self.app.attach(asyncio.get_running_loop())
-        await super().startup(sockets)
-        sys.stdout.write(self.ready + "\n")
-        sys.stdout.flush()
 
 
 def parse(arguments: list[str]) -> EngineConfig:
@@ -68,9 +34,10 @@ def parse(arguments: list[str]) -> EngineConfig:
     add = parser.add_argument
     add("--name", default=default.name, help="this engine, as metrics and spans call it")
     add("--service", default=default.service, help="the service it belongs to")
-    add("--node", default=default.node, help="the host it runs on")
-    add("--host", default=default.host, help="address to listen on")
-    add("--port", type=int, default=default.port, help="port to listen on; 0 picks a free one")
+    process_arguments(
+        parser, node=default.node, host=default.host, port=default.port,
+        drain_s_max=default.drain_s_max,
+    )  # fmt: skip
     add(
         "--model", default=default.model,
         help="1.3m or 8m, built in; smollm2, of a Python package; or a path: a .gguf file, "
@@ -123,10 +90,6 @@ def parse(arguments: list[str]) -> EngineConfig:
         help="may wait, likewise",
     )  # fmt: skip
     add(
-        "--drain-s-max", type=float, default=default.drain_s_max, metavar="SECONDS",
-        help="to finish in, after SIGTERM",
-    )  # fmt: skip
-    add(
         "--cache", type=lambda text: Path(text) if text else None, default=home(), metavar="FOLDER",
         help="keeps compiled steps, for all engines of this user; empty: none are compiled",
     )  # fmt: skip
@@ -141,23 +104,9 @@ def parse(arguments: list[str]) -> EngineConfig:
         help="who is in which tier, as JSON, for the knob tenant_quotas",
     )  # fmt: skip
     add(
-        "--state", type=Path, default=absent, metavar="FOLDER",
-        help="keeps the runtime configuration; without it a restart forgets it",
-    )  # fmt: skip
-    add(
         "--queue-state", type=Path, default=absent, metavar="FOLDER",
         help="keeps tasks (POST /v1/tasks), which survive the engine; without it there are none",
     )  # fmt: skip
-    add(
-        "--otlp", default=absent, metavar="URL",
-        help="OTLP/HTTP endpoint for spans; without it there are none",
-    )  # fmt: skip
-    add(
-        "--ingest-token-env",
-        default="TRIMTAB_INGEST_TOKEN",
-        metavar="NAME",
-        help="environment variable that holds the bearer token for --otlp",
-    )
     add(
         "--faults-token-env",
         default=absent,
@@ -189,26 +138,13 @@ def parse(arguments: list[str]) -> EngineConfig:
         parser.error(str(error))
 
 
-def listen(config: EngineConfig) -> socket.socket:
-    """A bound socket; raises OSError when the address cannot be had."""
-    door = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
-    door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    door.bind((config.host, config.port))
-    return door
-
-
 def main(arguments: list[str] | None = None) -> int:
     config = parse(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("engine").setLevel(logging.INFO)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    try:
-        door = listen(config)
-    except OSError as error:
-        sys.stderr.write(
-            f"{config.name}: cannot listen on {config.host}:{config.port}: {error.strerror}. "
-            "Stop what uses the port, or choose another with --port.\n"
-        )
+    door = listen(config.name, config.host, config.port)
+    if door is None:
         return 1
     try:
         app = App(config)
@@ -219,22 +155,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     version = app.core.runtime.current.config_version
     host, port = door.getsockname()[:2]
-    server = Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=60,
-            timeout_graceful_shutdown=math.ceil(config.drain_s_max) + LAST_WORDS_S,
-        ),
-        app,
-        f"{config.name} ready: {config.model_name} on http://{host}:{port}, "
-        f"config_version {version}",
-    )
-    server.run(sockets=[door])
+    ready = f"{config.name} ready: {config.model_name} on http://{host}:{port}"
+    serve(app, door, ready=f"{ready}, config_version {version}", drain_s_max=config.drain_s_max)
     app.close()
     return 0
 

@@ -81,7 +81,11 @@ class Barrier:
     """Owns what barrier knobs exchange. `prepare` from any thread, one at a time."""
 
     def __init__(
-        self, config: EngineConfig, runner: Runner, scheduler: Scheduler, runtime: RuntimeStore
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        scheduler: Scheduler,
+        runtime: RuntimeStore[RuntimeConfig],
     ) -> None:
         self.config = config
         self.runner = runner

@@ -295,7 +295,7 @@ class Core:
             self.runtime.boundary.run(lambda: forgotten.append(self.scheduler.prefixes.flush()))
         return forgotten[0]
 
-    def kv_blocks(self) -> tuple[Blocks, Versioned]:
+    def kv_blocks(self) -> tuple[Blocks, Versioned[RuntimeConfig]]:
         """As they are between two steps, and under which configuration. Raises TimeoutError."""
         seen: list[Blocks] = []
         with self.runtime.changing:
@@ -327,7 +327,7 @@ class Core:
         if config.tenant_quotas == "on" and not self.quotas.listed:
             raise NotPossible("no_tenants", "tenant_quotas", f"tenant_quotas: {NO_TENANTS}")
 
-    def _count_change(self, version: Versioned) -> None:
+    def _count_change(self, version: Versioned[RuntimeConfig]) -> None:
         self.metrics.config_changed(version.changed_by)
 
     def _run(self) -> None:

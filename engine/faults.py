@@ -3,6 +3,7 @@
     slow_host        busy processes share the CPU of the step thread
     capture_lost     the captured graph or compiled step is dropped and cannot be had again
     kv_pool_halved   half of the KV pool's blocks are taken away
+    steps_fail       the forward pass raises, so that all requests fail; /health goes on well
     none             all of it is mended
 
 Nothing tells them apart from the real thing: no metric names them.
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.barrier import Barrier
-from engine.knobs import NotPossible
+from engine.knobs import NotPossible, RuntimeConfig
 from engine.reconfig import RuntimeStore
 from engine.sched.scheduler import Scheduler
 
@@ -42,7 +43,7 @@ class Faults:
 
     def __init__(
         self,
-        runtime: RuntimeStore,
+        runtime: RuntimeStore[RuntimeConfig],
         scheduler: Scheduler,
         barrier: Barrier,
         step_thread: threading.Thread,
@@ -58,6 +59,7 @@ class Faults:
             "slow_host": self._slow_host,
             "capture_lost": self._lose_capture,
             "kv_pool_halved": self._halve_pool,
+            "steps_fail": self._fail_steps,
             "none": self._cure,
         }
 
@@ -118,6 +120,12 @@ class Faults:
     def _halve_pool(self, _: int) -> None:
         self.runtime.boundary.run(self.scheduler.halve_pool)
 
+    def _fail_steps(self, _: int) -> None:
+        def forward(*_: object) -> None:
+            raise RuntimeError("device error: the forward pass did not return")
+
+        self.runtime.boundary.run(lambda: vars(self.barrier.runner).update(forward=forward))
+
     def _cure(self, _: int) -> None:
         self._free_host()
         captured = None
@@ -126,6 +134,7 @@ class Faults:
 
         def mend() -> None:
             self.scheduler.allocator.give_back()
+            vars(self.barrier.runner).pop("forward", None)
             if captured is not None:
                 self.barrier.runner.captured = captured
 

@@ -224,6 +224,40 @@ KNOBS: dict[str, Knob] = {
 }
 
 
+def checked(knobs: Mapping[str, Knob], values: Mapping[str, object]) -> dict[str, Value]:
+    """`values`, if all of them may be taken; raises UnknownKnob or OutOfBounds."""
+    for name in values:
+        if name not in knobs:
+            raise UnknownKnob(
+                "unknown_knob", name, f"{name}: no such knob, allowed: {', '.join(knobs)}"
+            )
+    return {name: knobs[name].check(value) for name, value in values.items()}
+
+
+def described(
+    knobs: Mapping[str, Knob], values: Mapping[str, Value], unsupported: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """The knob table of GET /v1/runtime_config; `unsupported`: knob → why it cannot be had here."""
+    table: dict[str, dict[str, Any]] = {}
+    for knob in knobs.values():
+        table[knob.name] = {
+            "value": values[knob.name],
+            "unit": knob.unit,
+            "ladder": list(knob.ladder),
+            "default": knob.default,
+            "apply_class": knob.apply_class,
+            "help": knob.help,
+            "supported": knob.name not in unsupported,
+        }
+        if knob.name in unsupported:
+            table[knob.name]["reason"] = unsupported[knob.name]
+        if knob.choices is not None:
+            table[knob.name]["choices"] = list(knob.choices)
+        else:
+            table[knob.name] |= {"minimum": knob.minimum, "maximum": knob.maximum}
+    return table
+
+
 @dataclass(frozen=True)
 class RuntimeConfig:
     """All knob values of one config_version; never changed, only replaced."""
@@ -248,14 +282,8 @@ class RuntimeConfig:
 
     def replaced(self, values: Mapping[str, Any]) -> RuntimeConfig:
         """A copy with `values` taken over; raises UnknownKnob or OutOfBounds, changes nothing."""
-        checked: dict[str, Any] = {}
-        for name, value in values.items():
-            if name not in KNOBS:
-                raise UnknownKnob(
-                    "unknown_knob", name, f"{name}: no such knob, allowed: {', '.join(KNOBS)}"
-                )
-            checked[name] = KNOBS[name].check(value)
-        return dataclasses.replace(self, **checked)
+        taken: dict[str, Any] = checked(KNOBS, values)
+        return dataclasses.replace(self, **taken)
 
     def values(self) -> dict[str, Value]:
         return {name: getattr(self, name) for name in KNOBS}
@@ -265,21 +293,4 @@ class RuntimeConfig:
 
         `unsupported`: knob → why this device cannot.
         """
-        table: dict[str, dict[str, Any]] = {}
-        for knob in KNOBS.values():
-            table[knob.name] = {
-                "value": getattr(self, knob.name),
-                "unit": knob.unit,
-                "ladder": list(knob.ladder),
-                "default": knob.default,
-                "apply_class": knob.apply_class,
-                "help": knob.help,
-                "supported": knob.name not in unsupported,
-            }
-            if knob.name in unsupported:
-                table[knob.name]["reason"] = unsupported[knob.name]
-            if knob.choices is not None:
-                table[knob.name]["choices"] = list(knob.choices)
-            else:
-                table[knob.name] |= {"minimum": knob.minimum, "maximum": knob.maximum}
-        return table
+        return described(KNOBS, self.values(), unsupported)

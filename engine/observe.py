@@ -13,29 +13,18 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from engine.config import EngineConfig
 from engine.exec.capture import Captured
+from engine.families import REQUEST_S, TOKEN_GAP_S, TTFT_S, counter, gauge
 from engine.knobs import KNOBS, Value
 from engine.kv.stats import Memory
 from engine.pause import MODES, Pause
 from engine.sched.request import PRIORITIES, Finish, Request
 from engine.sched.scheduler import Outcome, Plan
 
-TTFT_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
-    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-TOKEN_GAP_S = (
-    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
-    *(10.0, 20.0, 40.0, 80.0),
-)
-REQUEST_S = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 STEP_S = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08),
@@ -414,24 +403,6 @@ class Metrics:
 def number(knob: str, value: Value) -> float:
     """A knob's value as a sample."""
     return float(KNOBS[knob].ladder.index(value) if isinstance(value, str) else value)
-
-
-Samples = list[tuple[dict[str, str], float]]
-
-
-def gauge(name: str, text: str, samples: Samples) -> Metric:
-    metric = GaugeMetricFamily(name, text, labels=list(samples[0][0]))
-    for labels, value in samples:
-        metric.add_metric(list(labels.values()), value)
-    return metric
-
-
-def counter(name: str, text: str, samples: Samples) -> Metric:
-    """`name` without `_total`, which the exposition adds."""
-    metric = CounterMetricFamily(name, text, labels=list(samples[0][0]) if samples else [])
-    for labels, value in samples:
-        metric.add_metric(list(labels.values()), value)
-    return metric
 
 
 def family(name: str, text: str, samples: list[tuple[dict[str, str], Histogram]]) -> Metric:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.http import ApiError, bad
 from engine.models.tokenizer import ROLES, ChatError, Detokenizer, Tokenizer
 from engine.sched.request import NORMAL, PRIORITIES, Finish, Request
 
@@ -42,32 +43,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "response_format": ({"type": "text"},),
 }
-
-
-class ApiError(Exception):
-    """An answer in the error shape; `headers` go with it (Retry-After, Allow)."""
-
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        param: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = headers or {}
-        self.code = code
-        self.param = param
-
-    def body(self) -> dict[str, Any]:
-        return {"error": {"code": self.code, "message": str(self), "param": self.param}}
-
-
-def bad(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    return ApiError(400, code, f"{param}: {message}", param=param)
 
 
 @dataclass

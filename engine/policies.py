@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric
 
-from engine.observe import Metrics, counter, gauge
+from engine.families import counter, gauge
+from engine.observe import Metrics
 from engine.sched.quotas import Quotas
 from engine.sched.scheduler import Scheduler
 

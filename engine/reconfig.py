@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from engine.knobs import KnobError, RuntimeConfig
+from engine.knobs import KnobError, Value
 
 CHANGED_BY_CHARS_MAX = 100
 TAKEN_S_MAX = 10.0  # a step takes milliseconds; longer means that the step thread is stuck
@@ -36,12 +36,24 @@ class StateError(ValueError):
     """The state file cannot be used; says which file and why."""
 
 
+class Settings(Protocol):
+    """The values of a registry of knobs; never changed, only replaced."""
+
+    def replaced(self, values: Mapping[str, Any]) -> Self:
+        """A copy with `values` taken over; raises UnknownKnob or OutOfBounds, changes nothing."""
+
+    def values(self) -> dict[str, Value]: ...
+
+
+C = TypeVar("C", bound=Settings)
+
+
 @dataclass(frozen=True)
-class Versioned:
+class Versioned(Generic[C]):
     """One version of the configuration and who made it."""
 
     config_version: int
-    config: RuntimeConfig
+    config: C
     changed_by: str
     changed_at: str
 
@@ -103,14 +115,11 @@ class Boundary:
             self.moved.notify_all()
 
 
-Prepare = Callable[[RuntimeConfig, RuntimeConfig], Callable[[], None] | None]
-
-
-def nothing_to_prepare(before: RuntimeConfig, after: RuntimeConfig) -> None:
+def nothing_to_prepare(before: Settings, after: Settings) -> None:
     """For a store without an engine behind it."""
 
 
-class RuntimeStore:
+class RuntimeStore(Generic[C]):
     """Holds the current version. `change` may be called from any thread, `take` by the step thread.
 
     With `folder` None nothing is persisted (tests, benches). `initial` is the configuration where
@@ -121,24 +130,24 @@ class RuntimeStore:
     def __init__(
         self,
         folder: Path | None,
-        wake: Callable[[], None] = lambda: None,
-        initial: RuntimeConfig | None = None,
+        wake: Callable[[], None],
+        initial: C,
     ) -> None:
         self.path = folder / "runtime_config.json" if folder else None
         self.boundary = Boundary(wake)
-        self.prepare: Prepare = nothing_to_prepare
+        self.prepare: Callable[[C, C], Callable[[], None] | None] = nothing_to_prepare
         self.changing = threading.Lock()
-        self.initial = initial or RuntimeConfig()
+        self.initial = initial
         self.current = self._load()
         self.running = self.current
-        self.listeners: list[Callable[[Versioned], None]] = []
+        self.listeners: list[Callable[[Versioned[C]], None]] = []
 
-    def take(self) -> RuntimeConfig:
+    def take(self) -> C:
         """The configuration of the next step; called once per step, at its boundary."""
         self.boundary.turn()
         return self.running.config
 
-    def change(self, values: Mapping[str, Any], expected: int, changed_by: str) -> Versioned:
+    def change(self, values: Mapping[str, Any], expected: int, changed_by: str) -> Versioned[C]:
         """Absolute values; returns once they are durable and the step thread has taken them.
 
         Values that are those in force already (or none at all) make no new version.
@@ -172,12 +181,12 @@ class RuntimeStore:
             listener(after)
         return after
 
-    def _take(self, version: Versioned, swap: Callable[[], None] | None) -> None:
+    def _take(self, version: Versioned[C], swap: Callable[[], None] | None) -> None:
         if swap is not None:
             swap()
         self.running = version
 
-    def _load(self) -> Versioned:
+    def _load(self) -> Versioned[C]:
         if self.path is None or not self.path.exists():
             return Versioned(1, self.initial, "default", datetime.now(UTC).isoformat())
         try:
@@ -194,7 +203,7 @@ class RuntimeStore:
                 "mend it, or remove it to start from the defaults"
             ) from error
 
-    def _save(self, version: Versioned) -> None:
+    def _save(self, version: Versioned[C]) -> None:
         if self.path is None:
             return
         record = {

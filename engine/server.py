@@ -9,127 +9,26 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import Any
-
-from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine import openai, pause
 from engine.config import EngineConfig
 from engine.core import Core, Rejected
 from engine.faults import FaultError
-from engine.knobs import KnobError, NotPossible, OutOfBounds
+from engine.http import AGAIN, ApiError, Call, Door, Handler, bad, change, tell
+from engine.knobs import KnobError
 from engine.memory import described
-from engine.openai import ApiError, bad
-from engine.reconfig import CHANGED_BY_CHARS_MAX, StaleVersion
-from engine.sched.request import AGAIN, Finish, Request
+from engine.sched.request import Finish, Request
 from engine.sched.scheduler import Outcome
 from engine.steps import WATCH_S_MAX, WATCHED_MAX, Watch
 from engine.stream import Stream
 from engine.tasks import Tasks
 from engine.tokenising import Tokenising
 
-BODY_BYTES_MAX = 1_048_576
-VERSION_DIGITS_MAX = 18  # of an If-Match
-REFUSED: dict[type[KnobError], int] = {OutOfBounds: 422, NotPossible: 409, KnobError: 400}
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-
-class Gone(Exception):
-    """The client went away before it had said what it wants."""
-
-
-class Call:
-    """One HTTP exchange: what came, and how to answer."""
-
-    def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.send = send
-        self.started = False
-        self.size = 0  # of the body, in bytes
-
-    def header(self, name: bytes) -> str:
-        for key, value in self.scope["headers"]:
-            if key == name:
-                return str(value.decode("latin-1"))
-        return ""
-
-    def query(self, name: str, default: str) -> str:
-        for pair in self.scope["query_string"].decode("latin-1").split("&"):
-            key, _, value = pair.partition("=")
-            if key == name:
-                return str(value)
-        return default
-
-    def number(
-        self, name: str, default: str, low: float, high: float, *, whole: bool = False
-    ) -> float:
-        """Of the query; raises ApiError 400."""
-        text = self.query(name, default)
-        try:
-            value = float(int(text) if whole else text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            kind = "integers " if whole else ""
-            raise bad(name, f"got {text!r}, allowed: {kind}{low:g} to {high:g}")
-        return value
-
-    async def json(self) -> dict[str, Any]:
-        """The body as an object; raises ApiError 400 or 413, Gone."""
-        parts = []
-        while True:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise Gone
-            parts.append(message.get("body", b""))
-            self.size += len(parts[-1])
-            if self.size > BODY_BYTES_MAX:
-                raise ApiError(
-                    413, "body_too_large", f"the body passes the limit of {BODY_BYTES_MAX} bytes"
-                )
-            if not message.get("more_body", False):
-                break
-        try:
-            body = json.loads(b"".join(parts))
-            # JSON can spell half a surrogate pair, which no tokenizer, log or answer can take.
-            json.dumps(body, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from None
-        if not isinstance(body, dict):
-            raise ApiError(400, "invalid_json", "the body is not a JSON object")
-        return body
-
-    async def start(self, status: int, content: str, headers: dict[str, str]) -> None:
-        self.started = True
-        lines = [(b"content-type", content.encode())]
-        lines += [(k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()]
-        await self.send({"type": "http.response.start", "status": status, "headers": lines})
-
-    async def part(self, body: str, more: bool = True) -> None:
-        await self.send({"type": "http.response.body", "body": body.encode(), "more_body": more})
-
-    async def answer(self, body: dict[str, Any] | bytes, status: int = 200, **headers: str) -> None:
-        content = CONTENT_TYPE_LATEST
-        if isinstance(body, dict):
-            body, content = json.dumps(body).encode(), "application/json"
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        await self.start(status, content, {"content-length": str(len(body)), **named})
-        await self.send({"type": "http.response.body", "body": body})
-
-
-Handler = Callable[[Call], Awaitable[None]]
-
-
-class App:
+class App(Door):
     """The ASGI application of one engine. `attach` joins it to the loop that serves it."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -147,8 +46,8 @@ class App:
             "/v1/tasks/*": {"GET": self.task_get, "DELETE": self.task_delete},
             "/v1/models": {"GET": self.models},
             "/v1/runtime_config": {"GET": self.config_get, "PATCH": self.config_patch},
-            "/health": {"GET": self.health},
-            "/healthz": {"GET": self.health},
+            "/health": {"GET": self.health, "HEAD": self.health},
+            "/healthz": {"GET": self.health, "HEAD": self.health},
             "/metrics": {"GET": self.metrics},
             "/v1/profile": {"POST": self.profile},
             "/v1/faults": {"POST": self.faults},
@@ -159,11 +58,17 @@ class App:
             "/reset_prefix_cache": {"POST": self.reset_prefix_cache},
         }
 
-    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.core.start()
         if self.tasks:
             self.tasks.start()
+
+    def drain(self) -> None:
+        self.core.draining = True
+
+    def end_all(self) -> None:
+        self.core.end_all()
 
     def close(self) -> None:
         """After the event loop has ended."""
@@ -189,30 +94,6 @@ class App:
             request.stream.wake()
             if request.stream.left:
                 self.core.record(request)
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http", scope["type"]
-        call = Call(scope, receive, send)
-        try:
-            above = scope["path"].rpartition("/")[0]
-            methods = self.routes.get(scope["path"]) or self.routes.get(f"{above}/*")
-            if methods is None:
-                raise ApiError(404, "not_found", f"{scope['path']}: no such path")
-            handler = methods.get(scope["method"])
-            if handler is None:
-                allowed = ", ".join(methods)
-                raise ApiError(
-                    405,
-                    "method_not_allowed",
-                    f"{scope['method']}: allowed here: {allowed}",
-                    headers={"allow": allowed},
-                )
-            await handler(call)
-        except ApiError as error:
-            headers = {name.replace("-", "_"): value for name, value in error.headers.items()}
-            await call.answer(error.body(), error.status, **headers)
-        except Gone:
-            return
 
     async def completions(self, call: Call) -> None:
         await self._complete(call, chat=False)
@@ -443,44 +324,9 @@ class App:
         version = self.core.runtime.running
         knobs = version.config.described(self.core.barrier.unsupported)
         knobs["kv_dtype"]["token_bytes"] = self.core.kv_token_bytes
-        body = {
-            "config_version": version.config_version,
-            "model": self.config.model_name,
-            "engine": self.config.name,
-            "values": version.config.values(),
-            "knobs": knobs,
-            "changed_by": version.changed_by,
-            "changed_at": version.changed_at,
-        }
-        await call.answer(body, etag=f'"{version.config_version}"')
+        names = {"engine": self.config.name, "model": self.config.model_name}
+        await tell(call, version, knobs, **names)
 
     async def config_patch(self, call: Call) -> None:
-        condition = call.header(b"if-match").strip()
-        if not condition:
-            raise ApiError(
-                428,
-                "precondition_required",
-                'If-Match: missing, want the ETag of GET, such as "7"',
-                param="If-Match",
-            )
-        digits = condition.removeprefix('"').removesuffix('"')
-        if not digits.isascii() or not digits.isdigit() or len(digits) > VERSION_DIGITS_MAX:
-            raise ApiError(
-                400,
-                "invalid_value",
-                f'If-Match: got {condition}, want one config_version, such as "7"',
-                param="If-Match",
-            )
-        values = await call.json()
-        changed_by = call.header(b"x-changed-by")[:CHANGED_BY_CHARS_MAX] or "unknown"
-        change = self.core.runtime.change
-        try:
-            await asyncio.to_thread(change, values, int(digits), changed_by)
-        except StaleVersion as error:
-            raise ApiError(412, "stale_version", str(error), param="If-Match") from None
-        except KnobError as error:
-            status = next(code for kind, code in REFUSED.items() if isinstance(error, kind))
-            raise ApiError(status, error.code, str(error), param=error.knob or None) from None
-        except TimeoutError as error:
-            raise ApiError(500, "not_taken", str(error)) from None
+        await change(call, self.core.runtime)
         await self.config_get(call)

@@ -21,7 +21,6 @@ are lost, and they are counted.
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 import time
@@ -32,9 +31,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import (
     Link,
@@ -46,6 +43,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from engine import otlp
 from engine.config import EngineConfig
 from engine.sched.request import Finish, Request
 from engine.steps import PHASES, StepTimes
@@ -56,7 +54,6 @@ WINDOWS_MAX = 32
 CHUNKS_MAX = 64
 STEPS_MAX = 4096  # sampled ones that can be linked to
 EXPORT_EVERY_S = 1.0
-EXPORT_S_MAX = 10.0  # with the exporter's own retries
 FLUSH_S_MAX = 3.0
 
 
@@ -93,23 +90,8 @@ class Tracing:
         self.model_name = config.model_name
         self.dropped = 0
         self.epoch_ns = 0
-        logging.getLogger("opentelemetry").setLevel(logging.ERROR)
-        self.provider = TracerProvider(
-            resource=Resource.create(
-                {
-                    "service.name": config.service,
-                    "service.instance.id": config.name,
-                    "host.name": config.node,
-                }
-            ),
-            shutdown_on_exit=False,
-        )
-        token = config.ingest_token
-        self.exporter = OTLPSpanExporter(
-            endpoint=config.otlp_endpoint.rstrip("/") + "/v1/traces",
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=EXPORT_S_MAX,
-        )
+        self.provider = otlp.provider(service=config.service, name=config.name, node=config.node)
+        self.exporter = otlp.exporter(config.otlp_endpoint, config.ingest_token)
         self.ended = Ended()
         self.provider.add_span_processor(self.ended)
         self.tracer = self.provider.get_tracer("engine")

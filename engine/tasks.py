@@ -30,8 +30,8 @@ from typing import Any
 
 from engine import openai
 from engine.core import Core, Rejected
-from engine.openai import ApiError, bad
-from engine.sched.request import AGAIN, PRIORITIES, Finish, Request
+from engine.http import AGAIN, ApiError, bad
+from engine.sched.request import PRIORITIES, Finish, Request
 from engine.stream import Stream
 from engine.taskstore import State, Task, TaskStore
 from engine.tokenising import Tokenising

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engine import openai
 from engine.config import EngineConfig
+from engine.http import ApiError
 from engine.models.tokenizer import Tokenizer
 from engine.sched.request import Request
 
@@ -37,7 +38,7 @@ def read(path: Path, config: EngineConfig, tokenizer: Tokenizer) -> list[Request
                 tokenizer=tokenizer,
                 tokens_max=config.model_len_max,
             )
-        except (ValueError, TypeError, openai.ApiError) as error:
+        except (ValueError, TypeError, ApiError) as error:
             raise ValueError(f"{path}, prompt {number}: {error}") from None
         requests.append(call.request)
     return requests

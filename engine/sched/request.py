@@ -24,9 +24,6 @@ PRIORITIES = ("low", "normal", "high", "realtime")  # x-priority 0 … 3
 NORMAL = PRIORITIES.index("normal")
 
 
-AGAIN = ("aborted", "shutting_down")  # error codes of what may well be asked again
-
-
 @dataclass(eq=False)
 class Request:
     """Times are monotonic seconds, 0.0 while it has not happened. `row` is -1 while it waits.

@@ -165,9 +165,11 @@ def as_dense(model: Llama, one: Request, tokens: list[int], logits: list[torch.T
 class EngineProcess:
     """`python -m engine` on a free port; its steps are not compiled."""
 
+    command: tuple[str, ...] = ("-m", "engine", "--cache", "")
+
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "engine", "--port", "0", "--cache", "", *arguments],
+            [sys.executable, *self.command, "--port", "0", *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -178,13 +180,19 @@ class EngineProcess:
         self.ready = self.process.stdout.readline()
         if " on http://" not in self.ready:
             _, errors = self.process.communicate(timeout=START_S_MAX)
-            raise AssertionError(f"the engine did not start: {self.ready}{errors}")
+            raise AssertionError(f"it did not start: {self.ready}{errors}")
         self.url = self.ready.split(" on ")[1].split(",")[0]
 
     def stop(self, sig: int = signal.SIGTERM) -> int:
         self.process.send_signal(sig)
         _, self.errors = self.process.communicate(timeout=30)
         return self.process.returncode
+
+
+class RouterProcess(EngineProcess):
+    """`python -m engine.router` on a free port."""
+
+    command = ("-m", "engine.router")
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.http import ApiError
 from engine.knobs import RuntimeConfig
 from engine.models.llama import Llama
 from engine.models.tokenizer import ByteTokenizer
-from engine.openai import ApiError, allowed_tokens
+from engine.openai import allowed_tokens
 from engine.sched.request import Request
 from tests.engine.conftest import bench, request
 

@@ -177,7 +177,7 @@ def test_a_hot_list_that_a_kept_configuration_turns_off_is_told_and_pinned_once_
     hot = tmp_path / "hot.jsonl"
     hot.write_text(json.dumps({"prompt": [66] * 96}))
     config = EngineConfig(prefix_cache="on", prefix_warm=hot, state=tmp_path, kv_pool_blocks=140)
-    stored = RuntimeStore(tmp_path, initial=RuntimeConfig(prefix_cache="on"))
+    stored = RuntimeStore(tmp_path, lambda: None, RuntimeConfig(prefix_cache="on"))
     stored._save(Versioned(2, stored.current.config.replaced({"prefix_cache": "off"}), "a", "now"))
     ends = Ends()
     core = Core(config, ends)

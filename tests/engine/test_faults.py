@@ -91,6 +91,16 @@ def test_a_lost_graph_runs_op_by_op_until_it_is_mended(breakable: EngineProcess)
     assert again == text
 
 
+def test_failing_steps_fail_every_request_until_they_are_mended(breakable: EngineProcess) -> None:
+    assert order(breakable, fault="steps_fail").json() == {"active": ["steps_fail"]}
+    answer = complete(breakable.url, prompt="a", max_tokens=1)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "engine_error"
+    assert httpx.get(f"{breakable.url}/health").status_code == 200
+    assert order(breakable, fault="none").json() == {"active": []}
+    assert complete(breakable.url, prompt="a", max_tokens=1).status_code == 200
+
+
 def test_a_slow_host_takes_the_cpu_and_gives_it_back(breakable: EngineProcess) -> None:
     engine = breakable.process.pid
     assert order(breakable, fault="slow_host", processes=3).json() == {"active": ["slow_host"]}

@@ -15,7 +15,7 @@ class StepThread:
 
     def __init__(self, folder: Path | None) -> None:
         self.woken = threading.Event()
-        self.store = RuntimeStore(folder, self.woken.set)
+        self.store = RuntimeStore(folder, self.woken.set, RuntimeConfig())
         self.stopping = False
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
@@ -113,7 +113,7 @@ def test_a_wrong_value_changes_nothing_and_says_what_is_allowed(
 def test_a_broken_state_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "runtime_config.json").write_text('{"config_version": 3}')
     with pytest.raises(StateError, match=r"runtime_config\.json: not a runtime configuration"):
-        RuntimeStore(tmp_path)
+        RuntimeStore(tmp_path, lambda: None, RuntimeConfig())
 
 
 def test_defaults_and_ladders_lie_within_the_bounds() -> None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from engine.openai import ApiError, bad
+from engine.http import ApiError, bad
 from engine.tokenising import INLINE_BYTES_MAX, Tokenising
 
 

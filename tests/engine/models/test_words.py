@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, processors
 
+from engine.http import ApiError
 from engine.models.chat import ChatTemplate
 from engine.models.errors import ModelError
 from engine.models.loader import find
 from engine.models.tokenizer import ByteTokenizer, ChatError
 from engine.models.tokenizer import Tokenizer as Words
 from engine.models.words import FileTokenizer
-from engine.openai import ApiError, Text, chat_tokens
+from engine.openai import Text, chat_tokens
 from engine.sched.request import Finish, Request
 from tests.engine.models.files import CONFIG, bpe, state, write_folder, write_gguf
 
