@@ -29,13 +29,16 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 ADDRESS = "address"  # in TRIMTAB_HOME while its control plane runs: where
 UNREAD = 141  # as a shell has it of who was ended by SIGPIPE
-DAEMONS = {"demo": "controlplane.demo", "agent": "gpu_agent", "engine": "engine"}
+DAEMONS = {
+    "demo": "controlplane.demo", "agent": "gpu_agent", "engine": "engine",
+    "replay": "controlplane.replay",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status, 2 for a wrong command line."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # The daemons have command lines of their own: hand everything over untouched.
+    # These have command lines of their own: hand everything over untouched.
     if arguments and arguments[0] in DAEMONS:
         hand_over(DAEMONS[arguments[0]], arguments[1:])
     options = parser().parse_args(arguments)
