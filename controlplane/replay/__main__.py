@@ -46,9 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def replay(chosen: argparse.Namespace, screen: Screen) -> int:
     """0 if something was answered, nothing lost and nothing answered twice, else 1."""
+    kind = chosen.format or detect(chosen.trace)
     model, context = served(chosen.url)
     trace = Trace(
-        chosen.trace, chosen.format or detect(chosen.trace),
+        chosen.trace, kind,
         context_tokens=chosen.context_tokens or context,
         requests_max=chosen.requests, seconds_max=chosen.seconds,
         **{name: getattr(chosen, name) for name in OF_THE_TRACE},
@@ -123,7 +124,7 @@ def write(
     how = {
         "trace": str(trace.path), "format": trace.format, "url": chosen.url, "model": model,
         "started_at": started_at.isoformat(), "context_tokens": trace.context_tokens,
-        "slo": vars(chosen.slo),
+        "slo_ms": chosen.slo.limits_ms,
         **{name: getattr(trace, name) for name in OF_THE_TRACE},
     }  # fmt: skip
     results.write(chosen.out, records, started_at, how)

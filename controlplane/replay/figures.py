@@ -46,9 +46,13 @@ class Slo:
             and record.e2e_s * 1000 <= self.e2e
         )
 
+    @property
+    def limits_ms(self) -> dict[str, float]:
+        """Those there are."""
+        return {name: limit for name, limit in vars(self).items() if limit < math.inf}
+
     def __str__(self) -> str:
-        kept = {name: limit for name, limit in vars(self).items() if limit < math.inf}
-        return ", ".join(f"{name.upper()} ≤ {limit:g} ms" for name, limit in kept.items())
+        return ", ".join(f"{name.upper()} ≤ {limit:g} ms" for name, limit in self.limits_ms.items())
 
 
 @dataclass(frozen=True)

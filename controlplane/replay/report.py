@@ -10,8 +10,8 @@ from engine.traces.trace import Plan, Trace
 
 TEXT_AT = 12  # the column where the text begins
 COLUMN = 11
-# The client is too slow where P99 of its delay passes both of these, the share being of TTFT's P50.
-LATE_S, LATE_SHARE = 0.005, 0.1
+# Where P99 of the client's delay passes a tenth of TTFT's P50, within these bounds, it is told.
+LATE_SHARE, LATE_S_MIN, LATE_S_MAX = 0.1, 0.005, 0.1
 ALWAYS_TOLD = (Status.OK, Status.REJECTED, Status.LOST)
 
 
@@ -107,8 +107,9 @@ def _latencies(figures: Figures) -> Iterator[str]:
     ]
     if missing:
         yield line("–", f"too few to tell: {', '.join(missing)}")
-    late, ttft = figures.late_s[QUANTILES.index(0.99)], figures.ttft_s[0]
-    if (figures.late_max_s if late is None else late) > max(LATE_S, LATE_SHARE * (ttft or 0.0)):
+    late = figures.late_s[QUANTILES.index(0.99)]
+    allowed = LATE_SHARE * (figures.ttft_s[0] or 0.0)
+    if (figures.late_max_s if late is None else late) > min(max(allowed, LATE_S_MIN), LATE_S_MAX):
         yield ""
         yield line(
             "Beware",
