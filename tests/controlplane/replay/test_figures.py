@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from controlplane.replay import report
 from controlplane.replay.figures import QUANTILES, Slo, answers_needed, figures, quantiles
 from controlplane.replay.options import options, slo
+from controlplane.replay.results import SCHEMA
 from engine.load import Request
 from engine.replay import Record, Status
+from engine.traces.formats import FORMATS
 from engine.traces.trace import Plan, Trace
 
 
@@ -146,3 +149,14 @@ def test_a_wrong_option_ends_with_what_is_allowed(
         options(["trace.csv", *arguments])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_docs_name_every_format_column_status_and_option(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "replay.md").read_text()
+    with pytest.raises(SystemExit):
+        options(["--help"])
+    named = set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help"}
+    for name in (*FORMATS, *SCHEMA.names, *Status, *named):
+        assert f"`{name}" in page or f"{name} " in page, name
