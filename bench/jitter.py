@@ -98,10 +98,12 @@ def twin(core: Core) -> Runner:
     shape = replace(core.runner.model.shape, hidden=8, feed_forward=8, head_dim=2)
     model = Llama(shape, seed=0, positions=64)
     pool = KVPool(
-        layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim, blocks=64,
-        block_size=core.rows.block_size, dtype=model.dtype,
+        layers=shape.layers, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+        blocks=core.runner.pool.blocks, block_size=core.rows.block_size, dtype=model.dtype,
     )  # fmt: skip
-    return Runner(model, pool, core.rows)
+    runner = Runner(model, pool, core.rows)
+    runner.settled_tokens_max = 0
+    return runner
 
 
 def launches(core: Core, repeat: int) -> dict[str, float]:

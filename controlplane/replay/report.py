@@ -17,7 +17,7 @@ ALWAYS_TOLD = (Status.OK, Status.REJECTED, Status.LOST)
 
 def before(trace: Trace, plan: Plan, engine: str, slo: Slo) -> list[str]:
     """What is about to be sent, and where."""
-    rate = f", {plan.requests / plan.seconds:.3g} a second" if plan.seconds else ""
+    rate = f", {_rate(plan.requests / plan.seconds)} a second" if plan.seconds else ""
     scales = (("times", trace.time_scale), ("lengths", trace.length_scale))
     scaled = "".join(f"; {what} × {scale:g}" for what, scale in scales if scale != 1)
     told = [
@@ -25,7 +25,7 @@ def before(trace: Trace, plan: Plan, engine: str, slo: Slo) -> list[str]:
         line("Trace", f"{trace.path} ({trace.format})"),
         line(
             "Load",
-            f"{plan.requests:,} requests in {plan.seconds:,.1f} s{rate}; on average "
+            f"{_requests(plan.requests)} in {plan.seconds:,.1f} s{rate}; on average "
             f"{plan.prompt_tokens / plan.requests:,.0f} tokens in and "
             f"{plan.output_tokens / plan.requests:,.0f} out{scaled}",
         ),
@@ -60,7 +60,7 @@ def after(figures: Figures, slo: Slo, ended_early: bool) -> list[str]:
     """How it went."""
     summary = figures.summary
     early = ", and ended before the trace did" if ended_early else ""
-    told = [line("Sent", f"{summary.sent:,} requests in {figures.sent_over_s:,.1f} s{early}")]
+    told = [line("Sent", f"{_requests(summary.sent)} in {figures.sent_over_s:,.1f} s{early}")]
     fared = [
         f"{summary.counts[status]:,} {status}"
         for status in Status
@@ -74,14 +74,14 @@ def after(figures: Figures, slo: Slo, ended_early: bool) -> list[str]:
     told.append(
         line(
             "Throughput",
-            f"{summary.requests_per_s:,.3g} requests/s, {figures.prompt_tokens_per_s:,.0f} "
+            f"{_rate(summary.requests_per_s)} requests/s, {figures.prompt_tokens_per_s:,.0f} "
             f"tokens/s in, {summary.tokens_per_s:,.0f} out",
         )
     )
     if str(slo):
         share = figures.good / summary.sent if summary.sent else 0.0
         told.append(
-            line("Goodput", f"{figures.goodput:,.3g} requests/s, {share:.1%} of all sent: {slo}")
+            line("Goodput", f"{_rate(figures.goodput)} requests/s, {share:.1%} of all sent: {slo}")
         )
     return [*told, "", *_latencies(figures)]
 
@@ -117,6 +117,14 @@ def _latencies(figures: Figures) -> Iterator[str]:
             "quite the trace's load. Latencies count from sending, so its delay is in none of "
             "them. Give it a CPU of its own, or a greater --time-scale",
         )
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request{'' if count == 1 else 's'}"
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.{0 if per_s >= 100 else 1 if per_s >= 10 else 2}f}"
 
 
 def _named(q: float) -> str:

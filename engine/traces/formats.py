@@ -159,7 +159,7 @@ class Format:
 FORMATS = {
     "azure": Format(f"CSV with the columns {', '.join(AZURE)}", azure, AZURE[0]),
     "burstgpt": Format(f"CSV with the columns {', '.join(BURSTGPT)}", burstgpt, BURSTGPT[0]),
-    "mooncake": Format(f"a line each {MOONCAKE_LINE}", mooncake, MOONCAKE[0], blocks=True),
+    "mooncake": Format(f"JSON, each line {MOONCAKE_LINE}", mooncake, MOONCAKE[0], blocks=True),
     "vllm": Format(VLLM_RESULT, vllm, "start_times", "request"),
 }
 

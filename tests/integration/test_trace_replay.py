@@ -95,7 +95,7 @@ def test_interrupted_it_says_how_it_went_until_then(engine: EngineProcess, tmp_p
         child.send_signal(signal.SIGINT)
         rest, _ = child.communicate(timeout=30)
     assert child.returncode == 130
-    assert "1 requests in 0.0 s, and ended before the trace did" in rest
+    assert "1 request in 0.0 s, and ended before the trace did" in rest
     assert "1 ok, 0 rejected, 0 lost" in rest
 
 

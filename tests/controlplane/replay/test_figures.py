@@ -87,7 +87,7 @@ def test_the_summary_says_what_the_sample_cannot_carry_and_when_the_client_was_l
 def test_a_replay_in_which_nothing_was_answered_is_summed_up_too() -> None:
     records = [Record(Request(0.0, 10, 5, "x"), 0.0, end_s=0.1, status=Status.INTERRUPTED)]
     text = "\n".join(report.after(figures(records, Slo(e2e=1), 0), Slo(e2e=1), True))
-    assert "1 requests in 0.0 s, and ended before the trace did" in text
+    assert "1 request in 0.0 s, and ended before the trace did" in text
     assert "0 ok, 0 rejected, 1 interrupted, 0 lost" in text
     assert "0.0% of all sent" in text
 
@@ -96,7 +96,7 @@ def test_what_is_cut_left_out_and_shared_is_told_before_anything_is_sent() -> No
     trace = Trace(Path("t.jsonl"), "mooncake", length_scale=0.125, context_tokens=2048)
     plan = Plan(100, 50.0, 40_000, 2_000, prompts_cut=7, left_out=3, repeated_tokens=10_000)
     text = "\n".join(report.before(trace, plan, "m at u", Slo(tpot=50)))
-    assert "100 requests in 50.0 s, 2 a second; on average 400 tokens in and 20 out" in text
+    assert "100 requests in 50.0 s, 2.00 a second; on average 400 tokens in and 20 out" in text
     assert "25.0% of the prompts' tokens" in text
     assert "64 tokens a block" in text
     assert "7 prompts and 0 answers, to fit 2,048 tokens" in text
