@@ -70,7 +70,7 @@ def after(figures: Figures, slo: Slo, ended_early: bool) -> list[str]:
         fared.append(f"{summary.duplicated:,} answered twice")
     told.append(line("Fared", ", ".join(fared)))
     if figures.short:
-        told.append(line("Short", f"{figures.short:,} answers, of fewer tokens than asked for"))
+        told.append(line("Short", f"answers with fewer tokens than asked for: {figures.short:,}"))
     told.append(
         line(
             "Throughput",
