@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -46,8 +47,13 @@ def decodes(core: Core, batch: int) -> Plan:
     """A step of `batch` running sequences, longest first, their KV as good as any."""
     rng = np.random.default_rng(batch)
     contexts = np.sort(np.clip(rng.lognormal(4.7, 0.6, batch), 10, 380).astype(int))[::-1]
+    return running(core, contexts.tolist(), rng)
+
+
+def running(core: Core, contexts: Sequence[int], rng: np.random.Generator) -> Plan:
+    """A step of sequences with these contexts, longest first."""
     asked = []
-    for context in contexts.tolist():
+    for context in contexts:
         tokens = rng.integers(0, 262, context + 1)
         one = Request(id=str(context), tokens=tokens, max_tokens=1, arrived=0.0)
         one.row = core.rows.open(tokens, one.limit, ignore_eos=True, has_stop=False, begun=True)

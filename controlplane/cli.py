@@ -34,13 +34,14 @@ DAEMONS = {
     "agent": "gpu_agent",
     "engine": "engine",
     "router": "engine.router",
+    "replay": "controlplane.replay",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status, 2 for a wrong command line."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # The daemons have command lines of their own: hand everything over untouched.
+    # These have command lines of their own: hand everything over untouched.
     if arguments and arguments[0] in DAEMONS:
         hand_over(DAEMONS[arguments[0]], arguments[1:])
     options = parser().parse_args(arguments)

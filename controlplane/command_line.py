@@ -16,6 +16,7 @@ COMMANDS = {
         "router": "one door in front of several engines",
         "agent": "a node's agent",
         "demo": "the whole loop on this machine, under a load that shifts",
+        "replay": "a recorded trace against an engine, and how it fared",
         "stop": "end what `make run` started, and nothing else",
     },
     "promise, and say who is to be told": {

@@ -12,19 +12,19 @@ Lengths are divided by 8 and capped, so that a small model on a CPU keeps the tr
 118 prompt and 26 output tokens on average (the trace: 1,155 and 211; the cap shortens 14 % of the
 prompts).
 
-Imports nothing of ours: the control plane's demo uses this module (replay.py sends what it draws).
+Imports no torch: the control plane's demo uses this module (replay.py sends what it draws).
 """
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+
+from engine.traces.formats import azure
 
 GAP_CV = 1.02
 RATE_CV = 0.22
@@ -59,6 +59,10 @@ class Request:
     output_tokens: int
     id: str
     priority: str = ""
+
+    def prompt(self) -> list[int] | None:
+        """Token ids to send; None: as many letters, which the sender draws."""
+        return None
 
 
 def arrivals(seed: int, phases: Sequence[tuple[float, float]], *, name: str = "r") -> list[Request]:
@@ -144,29 +148,26 @@ def read_azure_csv(
 ) -> list[Request]:
     """The published CSV (TIMESTAMP, ContextTokens, GeneratedTokens), `scale` times as fast.
 
-    Lengths are divided by LENGTH_DIVISOR and capped as in `arrivals`. Raises ValueError naming
-    file and line for what does not fit.
+    Lengths are divided by LENGTH_DIVISOR and capped as in `arrivals`. Raises TraceError.
     """
     if not scale > 0:
         raise ValueError(f"scale: got {scale}, allowed: above 0")
     requests: list[Request] = []
-    first: datetime | None = None
-    with path.open(newline="") as file:
-        for line, row in enumerate(csv.DictReader(file), start=2):
-            try:
-                at = datetime.fromisoformat(row["TIMESTAMP"][:26])
-                prompt, output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {line}: {error!r}; want an Azure trace") from None
-            first = first or at
-            requests.append(
-                Request(
-                    at_s=(at - first).total_seconds() / scale,
-                    prompt_tokens=min(max(round(prompt / LENGTH_DIVISOR), 1), PROMPT_TOKENS_MAX),
-                    output_tokens=min(max(round(output / LENGTH_DIVISOR), 1), OUTPUT_TOKENS_MAX),
-                    id=f"azure-{line - 1}",
-                )
+    first_us: int | None = None
+    for row in azure(path):
+        first_us = row.at_us if first_us is None else first_us
+        prompt, output = (
+            max(round(tokens / LENGTH_DIVISOR), 1)
+            for tokens in (row.prompt_tokens, row.output_tokens)
+        )
+        requests.append(
+            Request(
+                at_s=(row.at_us - first_us) / 1e6 / scale,
+                prompt_tokens=min(prompt, PROMPT_TOKENS_MAX),
+                output_tokens=min(output, OUTPUT_TOKENS_MAX),
+                id=f"azure-{row.number - 1}",
             )
-            if len(requests) >= requests_max:
-                break
+        )
+        if len(requests) >= requests_max:
+            break
     return requests

@@ -21,6 +21,7 @@ from engine.load import PROMPT_TOKENS_MAX, Request, arrivals
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 ANSWER_S_MAX = 60.0
+LATELY_S = 15.0
 
 
 class Status(StrEnum):
@@ -46,6 +47,11 @@ class Record:
     answers: int = 0
     http_status: int = 0
     status: Status = Status.PENDING
+
+    @property
+    def late_s(self) -> float:
+        """How long after its time it was sent: the client's delay, and its connection's."""
+        return self.sent_s - self.request.at_s
 
     @property
     def ttft_s(self) -> float:
@@ -124,9 +130,9 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, record: Record) -> None:
         if record.answers:
-            mark = self.tail.rfind(b'"completion_tokens": ')
+            mark = self.tail.rfind(b'"completion_tokens":')
             if mark >= 0:
-                record.tokens = int(self.tail[mark + 21 :].split(b",", 1)[0].split(b"}", 1)[0])
+                record.tokens = int(self.tail[mark + 20 :].split(b",", 1)[0].split(b"}", 1)[0])
             status = Status.OK
         else:
             record.end_s = self.replayer.now()
@@ -231,11 +237,9 @@ class Replayer:
             connection.transport.close()
 
     def message(self, request: Request) -> bytes:
-        """The HTTP request; a byte is a token and the engine adds one to begin the sequence."""
-        longest = max(PROMPT_TOKENS_MAX, request.prompt_tokens)
-        offset = zlib.crc32(request.id.encode()) % (len(self.text) - longest)
+        """The HTTP request."""
         body = {
-            "prompt": self.text[offset : offset + request.prompt_tokens - 1],
+            "prompt": request.prompt() or self.letters(request),
             "max_tokens": request.output_tokens,
             "temperature": 0,
             "ignore_eos": True,
@@ -252,6 +256,33 @@ class Replayer:
             f"X-Request-Id: {request.id}\r\n{priority}\r\n"
         )
         return head.encode() + payload
+
+    def letters(self, request: Request) -> str:
+        """A byte is a token, and the engine adds one to begin the sequence."""
+        longest = max(PROMPT_TOKENS_MAX, request.prompt_tokens)
+        offset = zlib.crc32(request.id.encode()) % (len(self.text) - longest)
+        return self.text[offset : offset + request.prompt_tokens - 1]
+
+
+def lately(replayer: Replayer) -> str:
+    """How the last seconds went, seen from the client."""
+    over_s = min(LATELY_S, replayer.now())
+    since = replayer.now() - over_s
+    recent: list[Record] = []
+    for each in reversed(replayer.records):
+        if each.sent_s < since - over_s:
+            break
+        if each.first_s > since or (each.status is Status.REJECTED and each.end_s > since):
+            recent.append(each)
+    if not recent:
+        return "no answers yet"
+    ttft = sorted(r.ttft_s for r in recent if r.first_s > since)
+    refused = sum(r.status is Status.REJECTED for r in recent)
+    p99 = f"{ttft[int(0.99 * (len(ttft) - 1))] * 1000:,.0f} ms" if ttft else "–"
+    return (
+        f"{len(recent) / over_s:.0f} req/s · TTFT p99 {p99} · "
+        f"{replayer.pending} in flight · {refused} refused"
+    )
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,11 @@ from controlplane.demo.play import Play
 from controlplane.demo.processes import STORIES, Died, closing_line, record, running
 from controlplane.demo.receiver import Receiver
 from controlplane.demo.scenarios import SCENARIOS, Scenario
-from controlplane.demo.screen import Gone, Screen, hung, width
 from controlplane.demo.story import Story
 from controlplane.home import ALLOWED, state_folder
+from controlplane.screen import Gone, Screen, hung, width
 from engine.load import Request, read_azure_csv
-from engine.replay import Record, Replayer, Status, Summary, summarise
+from engine.replay import Replayer, Status, Summary, lately, summarise
 
 WATCH_FOR = (
     "first tokens come late; the page says since when and because of what; a chat message arrives "
@@ -54,7 +54,6 @@ WATCH_FOR = (
 MISSED_S, MORE = 120.0, 1.25  # so long after the shift no incident: so much more load would do
 CPUS_FEW = 4  # up to here a browser takes from the engine what it would need
 LIVE_EVERY_S = 1.0
-LIVE_OVER_S = 15.0
 ENDINGS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
@@ -366,27 +365,6 @@ def nothing_missed(story: Story, load: float) -> str:
     return (
         "No promise is missed yet: the engine serves more now than when it was measured, or the "
         f"load is small. For more of it: make run ARGS='--load {more:.2g}'"
-    )
-
-
-def lately(replayer: Replayer) -> str:
-    """How the last seconds went, seen from the client."""
-    over_s = min(LIVE_OVER_S, replayer.now())
-    since = replayer.now() - over_s
-    recent: list[Record] = []
-    for each in reversed(replayer.records):
-        if each.sent_s < since - over_s:
-            break
-        if each.first_s > since or (each.status is Status.REJECTED and each.end_s > since):
-            recent.append(each)
-    if not recent:
-        return "no answers yet"
-    ttft = sorted(r.ttft_s for r in recent if r.first_s > since)
-    refused = sum(r.status is Status.REJECTED for r in recent)
-    p99 = f"{ttft[int(0.99 * (len(ttft) - 1))] * 1000:,.0f} ms" if ttft else "–"
-    return (
-        f"{len(recent) / over_s:.0f} req/s · TTFT p99 {p99} · "
-        f"{replayer.pending} in flight · {refused} refused"
     )
 
 

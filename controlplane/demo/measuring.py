@@ -14,7 +14,7 @@ from pathlib import Path
 from controlplane.demo.house import House, Ports
 from controlplane.demo.processes import STORIES
 from controlplane.demo.scenarios import Scenario
-from controlplane.demo.screen import Gone, Screen
+from controlplane.screen import Gone, Screen
 from engine.replay import calibrate
 
 LOOKS, LOOK_S = 3, 4.0

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import textwrap
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from controlplane.arguments import above_0, whole
 from controlplane.demo.house import Ports
 from controlplane.demo.pace import PACES
 from controlplane.demo.scenarios import SCENARIOS
-from controlplane.demo.screen import hung, width
+from controlplane.screen import hung, width
 from engine.load import BURST_LOAD, LENGTH_DIVISOR, OUTPUT_TOKENS_MAX, PROMPT_TOKENS_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,17 +159,6 @@ def listed() -> str:
     )
 
 
-def above_0(text: str, most: float = math.inf) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number <= most or number == math.inf:
-        limit = "" if most == math.inf else f", at most {most:g}"
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a number above 0{limit}")
-    return number
-
-
 def trace_file(text: str) -> Path:
     try:
         with Path(text).open("rb"):
@@ -178,12 +167,6 @@ def trace_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(
             f"cannot read {text!r}: {error.strerror}. Wanted: {TRACE}"
         ) from None
-
-
-def whole(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"got {text!r}, allowed: a whole number from 0 on")
-    return int(text)
 
 
 def port(text: str, lowest: int = 1) -> int:

@@ -26,7 +26,7 @@ def test_no_module_of_the_engine_imports_another_room() -> None:
     "module",
     [
         *("engine", "engine.load", "engine.replay", "engine.knobs", "engine.config"),
-        *("engine.http", "engine.serve", "engine.router.server"),
+        *("engine.http", "engine.serve", "engine.router.server", "engine.traces.trace"),
     ],
 )
 def test_what_the_control_plane_may_use_imports_no_torch(module: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from controlplane.demo.house import free_port
 from engine.load import Request, arrivals
-from engine.replay import Record, Replayer, Status, calibrate, summarise
+from engine.replay import Connection, Record, Replayer, Status, calibrate, summarise
 
 
 def test_a_summary_counts_every_request_once_and_duplicates_apart() -> None:
@@ -36,3 +36,15 @@ def test_requests_to_nobody_are_interrupted_and_not_lost() -> None:
 def test_calibrating_nobody_is_an_error_that_names_the_address() -> None:
     with pytest.raises(RuntimeError, match=r"127\.0\.0\.1:\d+: no engine answers there"):
         asyncio.run(calibrate(f"http://127.0.0.1:{free_port()}", seconds=1.0))
+
+
+@pytest.mark.parametrize("usage", ['{"completion_tokens": 44}', '{"completion_tokens":44,"x":1}'])
+def test_the_tokens_of_an_answer_are_read_however_its_json_is_spaced(usage: str) -> None:
+    replayer = Replayer("http://127.0.0.1:1")
+    connection = Connection(replayer)
+    connection.record = record = replayer.record(Request(0.5, 10, 44, "x"))
+    record.sent_s = 0.75
+    body = f'data: {{"choices": [], "usage": {usage}}}\n\ndata: [DONE]\n\n'
+    head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.data_received((head + body).encode())
+    assert (record.status, record.tokens, record.late_s) == (Status.OK, 44, 0.25)

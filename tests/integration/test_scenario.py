@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from controlplane.demo.house import Ports
-from controlplane.demo.screen import WIDTH
+from controlplane.screen import WIDTH
 
 from .houses import trimtab
 

@@ -30,7 +30,11 @@ PLUGINS = {
 }
 
 # When requests come, and who sends them: neither knows the engine's inside.
-GENERATOR = {"engine.load", "engine.replay"}
+GENERATOR = {
+    *("engine.load", "engine.replay"),
+    *("engine.traces", "engine.traces.formats", "engine.traces.trace"),
+}
+SENDERS = ("controlplane.demo", "controlplane.replay")
 
 
 @pytest.fixture(scope="session")
@@ -69,13 +73,15 @@ def test_the_judge_sees_telemetry_through_types_query_and_analysis(
                 assert name.startswith(allowed), f"{module} imports {name}"
 
 
-def test_the_demo_alone_uses_the_engines_load_generator_and_nothing_else_of_it(
+def test_demo_and_replay_alone_use_the_engines_load_generator_and_nothing_else_of_it(
     graph: grimp.ImportGraph,
 ) -> None:
     for module in {m for m in graph.modules if m.split(".")[0] in {"controlplane", "slo"}}:
         for name in graph.find_modules_directly_imported_by(module):
             if name.split(".")[0] == "engine":
-                assert module.startswith("controlplane.demo"), f"{module} imports {name}"
+                assert module.startswith(("controlplane.demo", "controlplane.replay")), (
+                    f"{module} imports {name}"
+                )
                 assert name in GENERATOR, f"{module} imports {name}"
     for module in GENERATOR:
         for name in graph.find_modules_directly_imported_by(module):

@@ -44,8 +44,8 @@ from controlplane.demo.processes import (
 from controlplane.demo.processes import main as stop_all
 from controlplane.demo.receiver import BODY_BYTES_MAX, Receiver
 from controlplane.demo.scenarios import SCENARIOS
-from controlplane.demo.screen import WIDTH, Gone, Screen
 from controlplane.demo.story import Story, steps_told
+from controlplane.screen import WIDTH, Gone, Screen
 
 
 def test_a_box_is_as_wide_as_the_screen_and_breaks_no_link(
@@ -114,7 +114,7 @@ def test_a_step_is_not_begun_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_who_stops_reading_ends_the_demo_without_an_error(tmp_path: Path) -> None:
     script = (
-        "from controlplane.demo.screen import Gone, Screen\n"
+        "from controlplane.screen import Gone, Screen\n"
         "import sys\n"
         "screen = Screen(every_s=0)\n"
         "try:\n"
