@@ -49,7 +49,7 @@ class Step:
             owner = np.concatenate([owner, np.repeat([c.row for c in plan.chunks], counts)])
             parts = [np.arange(c.start, c.start + c.count) for c in plan.chunks]
             positions = np.concatenate([positions, *parts])
-        self.owner, self.known = owner, positions + 1
+        self.owner = owner
         tokens = rows.tokens[owner, positions]
         block, offset = np.divmod(positions, pool.block_size)
         self.tokens = torch.from_numpy(padded(tokens))
@@ -71,7 +71,7 @@ class Step:
     @property
     def prompt_reads(self) -> int:
         """Keys that the tokens of prompts look at, taken together."""
-        return int(self.known[len(self.plan.rows) :].sum())
+        return sum(c.count * (2 * c.start + c.count + 1) // 2 for c in self.plan.chunks)
 
     @cached_property
     def groups(self) -> list[DecodeGroup]:
@@ -95,22 +95,19 @@ class Step:
     @cached_property
     def context(self) -> Context:
         """The blocks that each token attends to, one after another, without padding."""
-        rows, size = self.owner, self.pool.block_size
-        known = np.concatenate([self.known, np.ones(len(self.tokens) - len(rows), np.int64)])
-        counts = -(-known // size)
+        size = self.pool.block_size
+        counts = self.positions.numpy() // size + 1
         width = int(counts.max())
-        tables = np.zeros((len(known), width), np.int64)  # padding sees its own scratch token
-        tables[: len(rows)] = self.rows.tables[rows, :width]
+        tables = padded(self.rows.tables[self.owner, :width])  # padding sees its own scratch token
         own = np.arange(width) < counts[:, None]
         ends = np.cumsum(counts)
         at = np.full(own.shape, -1)
         at[own] = np.arange(ends[-1])
-        blocks, last = tables[own], known - (counts - 1) * size
+        owner = np.repeat(np.arange(len(counts)), counts)
         seen = np.full(ends[-1], size)
-        seen[ends - 1] = last
-        owner = np.repeat(np.arange(len(known)), counts)
-        arrays = (blocks[ends - 1], last - 1, blocks, owner, seen, at)
-        return Context(*map(torch.from_numpy, arrays))
+        seen[ends - 1] = self.offset.numpy() + 1
+        arrays = map(torch.from_numpy, (tables[own], owner, seen, at))
+        return Context(self.block, self.offset, *arrays)
 
     def attention(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """Stores this step's keys and values, then attends: decodes by group, chunks one by one."""
@@ -181,4 +178,4 @@ def padded(values: np.ndarray) -> np.ndarray:
     """At least ROWS_MIN long, filled with zeros."""
     if len(values) >= ROWS_MIN:
         return values
-    return np.concatenate([values, np.zeros(ROWS_MIN - len(values), values.dtype)])
+    return np.concatenate([values, np.zeros((ROWS_MIN - len(values), *values.shape[1:]), np.int64)])

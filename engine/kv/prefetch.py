@@ -122,9 +122,9 @@ class Prefetch:
     def take(self, who: Hashable, first: int) -> list[int]:
         """The blocks that hold its tokens from `first` on, its own from now on; it is admitted."""
         self.end()
-        if who is self.who and first != self.first:
+        if who == self.who and first != self.first:
             self.roll_back()  # it begins with more or fewer blocks of others than was thought
-        if who is not self.who:
+        if who != self.who:
             return []
         self.used += self.tokens
         blocks = self.blocks

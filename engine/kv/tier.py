@@ -98,7 +98,7 @@ class HostTier:
 
     def drop(self, who: Hashable) -> None:
         """Keeps it no more, if it is kept."""
-        if who is self.ahead.who:
+        if who == self.ahead.who:
             self.ahead.roll_back()
         blocks, _ = self._kept.pop(who, ([], 0))
         self.allocator.release(blocks)

@@ -96,6 +96,7 @@ def test_wait_also_finishes_what_was_sent_back_for_memory() -> None:
         subject.stand_at = math.inf
         assert (told(core)["running"], told(core)["waiting"]) == (2, 1)
         asyncio.run(wait_for_pause(core, Pause.WAIT, math.inf))
+        subject.wait(ended=3)
         assert subject.ended == dict.fromkeys("012", Finish.LENGTH)
         assert (told(core)["running"], told(core)["waiting"]) == (0, 0)
     finally:
