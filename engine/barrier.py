@@ -19,7 +19,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.exec.build import Workshop
-from engine.exec.capture import Captured, CaptureError, Graphs, capture
+from engine.exec.capture import Captured, CaptureError, Contexts, Graphs
 from engine.exec.compiled import Compiled
 from engine.exec.reblock import Layout, blocks_needed, reblock
 from engine.exec.runner import Runner
@@ -92,6 +92,7 @@ class Barrier:
         self.scheduler = scheduler
         self.runtime = runtime
         self.workshop = Workshop(config.cache, runner.model, config.threads)
+        self.contexts = Contexts(runner.model)
         self.rollbacks = 0
         self.swap_s = 0.0  # how long the last swap held up the steps
         self.unsupported: dict[str, str] = {}  # knob → why this device cannot
@@ -148,6 +149,7 @@ class Barrier:
     def lose_capture(self) -> None:
         """Between two steps: what was captured is gone, and cannot be had until `recapture`."""
         self.capture_lost = True
+        self.contexts.forget()
         self.runner.captured = None
 
     def recapture(self, running: RuntimeConfig) -> Captured | None:
@@ -179,7 +181,7 @@ class Barrier:
         native = kept == Format(model.dtype)
         if native and (compiled := self.workshop.find()) is not None:
             return compiled
-        graphs = capture(model, running.kv_block_size, kept)
+        graphs = self.contexts.get(running.kv_block_size, kept)
         if native:
             self.workshop.order(self.upgrade)
         return graphs
@@ -255,6 +257,8 @@ class Swap:
     def __call__(self) -> None:
         began = time.monotonic()
         barrier, runner, scheduler = self.barrier, self.barrier.runner, self.barrier.scheduler
+        if scheduler.tier is not None:
+            scheduler.tier.ahead.roll_back()
         prefixes = scheduler.prefixes
         before = Layout(runner.pool, prefixes, runner.rows.layout), runner.captured
         try:

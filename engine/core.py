@@ -201,6 +201,7 @@ class Core:
     def reading(self) -> Reading:
         version, allocator = self.runtime.running, self.allocator
         waiting = len(self.scheduler.waiting) + len(self.inbox)
+        contexts = self.barrier.contexts
         return Reading(
             running=len(self.scheduler.running),
             waiting=waiting,
@@ -215,6 +216,7 @@ class Core:
             config_version=version.config_version,
             knobs=version.config.values(),
             captured=self.runner.captured,
+            contexts={"built": contexts.built, "reused": contexts.reused},
             rollbacks=self.barrier.rollbacks,
             swap_s=self.barrier.swap_s,
             spans_dropped=self.tracing.dropped if self.tracing else 0,
@@ -225,6 +227,9 @@ class Core:
             compaction_s=self.compaction_s,
             tier_hits=self.tier.hits,
             tier_misses=self.tier.misses,
+            tier_late=self.tier.ahead.late,
+            tier_prefetched=self.tier.ahead.told(),
+            tier_bytes_per_s=self.tier.bytes_per_s,
             paused=self.paused,
             tasks=self.task_counts(),
             phase_s=dict(zip(PHASES, self.steps.phase_s, strict=True)),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import BLOCK_SIZES, KV_DTYPES, KV_LAYOUTS, SEQS_MAX
+from engine.config import BLOCK_SIZES, KV_DTYPES, KV_LAYOUTS, MODEL_LEN_MAX, SEQS_MAX
 
 Value = int | str
 
@@ -220,6 +220,16 @@ KNOBS: dict[str, Knob] = {
             ladder=("recompute", "swap"),
             help="Compute a preempted request's KV again, or keep it in host memory meanwhile.",
         ),
+        Knob(
+            name="prefetch_depth_tokens",
+            unit="tokens",
+            minimum=0,
+            maximum=MODEL_LEN_MAX,
+            default=0,
+            ladder=(0, 256, 1024, 4096),
+            help="Tokens of a swapped request copied back ahead of its turn, beside the steps; 0: "
+            "none.",
+        ),
     )
 }
 
@@ -279,6 +289,7 @@ class RuntimeConfig:
     kv_allocator: str = "paged"
     kv_compaction: str = "off"
     preemption: str = "recompute"
+    prefetch_depth_tokens: int = 0
 
     def replaced(self, values: Mapping[str, Any]) -> RuntimeConfig:
         """A copy with `values` taken over; raises UnknownKnob or OutOfBounds, changes nothing."""

@@ -87,6 +87,7 @@ class Reading:
     config_version: int
     knobs: dict[str, Value]
     captured: Captured | None
+    contexts: dict[str, int]
     rollbacks: int
     swap_s: float
     spans_dropped: int
@@ -97,6 +98,9 @@ class Reading:
     compaction_s: float
     tier_hits: int
     tier_misses: int
+    tier_late: int
+    tier_prefetched: dict[str, int]  # tokens, by what became of them
+    tier_bytes_per_s: float
     paused: Pause
     phase_s: dict[str, float]
     tasks: dict[str, int]
@@ -218,7 +222,7 @@ class Metrics:
             (
                 "engine:kv_cached_blocks",
                 reading.kv_cached_blocks,
-                "Blocks of the KV pool that only the prefix cache holds; not in use.",
+                "Blocks of the KV pool with KV that nobody uses yet: cached, or copied ahead.",
             ),
             ("engine:graph_capture_ready", int(reading.captured is not None), "1: steps replay."),
             (
@@ -230,6 +234,11 @@ class Metrics:
             ("engine:config_version", reading.config_version, "Version of the running config."),
         ):
             yield gauge(name, text, [(labels, value)])
+        yield gauge(
+            "engine:tier_copy_bytes_per_second",
+            "How fast KV was lately copied to the host, or back; 0 before any was.",
+            [({**labels, "tier": "host"}, reading.tier_bytes_per_s)],
+        )
         reasons = {"capacity": reading.waiting - reading.deferred, "deferred": reading.deferred}
         yield gauge(
             "vllm:num_requests_waiting_by_reason",
@@ -322,8 +331,17 @@ class Metrics:
         for name, value, text in (
             ("engine:tier_hits", reading.tier_hits, "Preempted requests whose KV was copied back."),
             ("engine:tier_misses", reading.tier_misses, "Preempted requests it had no room for."),
+            ("engine:tier_prefetch_late", reading.tier_late, "Pieces a step was too short for."),
         ):
             yield counter(name, text, [({**labels, "tier": "host"}, value)])
+        yield counter(
+            "engine:tier_prefetch_tokens",
+            "Tokens copied back ahead of their turn: begun, and of these used and rolled back.",
+            [
+                ({**labels, "tier": "host", "outcome": k}, v)
+                for k, v in reading.tier_prefetched.items()
+            ],
+        )
         yield counter(
             "engine:step_phase_seconds",
             "Time spent in steps, by phase.",
@@ -345,6 +363,11 @@ class Metrics:
             "engine:graph_steps",
             "Steps by how they ran: compiled; graph, replayed; eager, op by op.",
             [({**labels, "mode": k}, v) for k, v in self.graph_steps.items()],
+        )
+        yield counter(
+            "engine:graph_contexts",
+            "Times graphs were wanted for a block size and dtype: built; reused, built before.",
+            [({**labels, "outcome": k}, v) for k, v in reading.contexts.items()],
         )
         yield counter(
             "engine:graph_misses",

@@ -1,7 +1,7 @@
 """POST /pause and /resume, as vLLM has them: an engine that stands still, and what became of it.
 
-    wait    nothing new is started, what runs is finished; at the deadline, if one was given, what
-            still runs stands still (keep)
+    wait    nothing new is started, what has begun is finished, be it preempted meanwhile; at the
+            deadline, if one was given, what is left stands still (keep)
     keep    no step runs: running requests keep their KV, and go on when the engine is resumed
     abort   what runs or waits ends with an error that says so (vLLM's default, and ours)
 
@@ -73,7 +73,7 @@ def stands(core: Core) -> bool:
     scheduler = core.scheduler
     if scheduler.paused is not core.paused:
         return False
-    return core.paused is Pause.KEEP or not scheduler.running
+    return core.paused is Pause.KEEP or not scheduler.begun
 
 
 def told(core: Core) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -29,6 +30,7 @@ from engine.kv.pool import KVPool
 from engine.models.llama import Llama
 
 GROUPS_MAX = 4  # beyond, a batch is so large that Python hardly counts
+CONTEXTS_MAX = 4  # of one engine
 
 
 class Captured(Protocol):
@@ -124,6 +126,41 @@ class Graphs:
             return None
         where = step.block, step.offset
         return graph(step.tokens, step.positions, *where, step.groups, step.pool)
+
+
+class Contexts:
+    """Keeps what was captured for a block size and format, to be used again when they come back.
+
+    The last CONTEXTS_MAX used. `built` counts those captured, `reused` those taken again. One
+    caller at a time.
+    """
+
+    def __init__(self, model: Llama) -> None:
+        self.model = model
+        self.built = 0
+        self.reused = 0
+        self._kept: OrderedDict[tuple[int, Format], Graphs] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, block_size: int, kept: Format) -> Graphs:
+        """Raises CaptureError."""
+        key = block_size, kept
+        graphs = self._kept.pop(key, None)
+        if graphs is None:
+            graphs = capture(self.model, block_size, kept)
+            self.built += 1
+        else:
+            self.reused += 1
+        self._kept[key] = graphs
+        if len(self._kept) > CONTEXTS_MAX:
+            self._kept.popitem(last=False)
+        return graphs
+
+    def forget(self) -> None:
+        """All of them are gone."""
+        self._kept.clear()
 
 
 def capture(model: Llama, block_size: int, kept: Format | None = None) -> Graphs:

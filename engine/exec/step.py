@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from engine.config import MODEL_LEN_MAX
 from engine.exec.decode import Context, DecodeGroup, decode_attention
 from engine.exec.rows import Rows
 from engine.kv.pool import KVPool
@@ -21,6 +22,7 @@ from engine.sched.scheduler import Chunk, Plan
 ROWS_MIN = 4
 GROUP_TOKENS_MAX = 6144  # of padded context: what one gather may take to stay in the L2 cache
 SPLIT_BLOCKS_MIN = 24  # padding that must be saved for another attention group to pay off
+NUMBERS = np.arange(MODEL_LEN_MAX)  # kept: parts of it are wanted several times in each step
 
 
 @dataclass
@@ -42,14 +44,20 @@ class Step:
 
     def __init__(self, model: Llama, pool: KVPool, rows: Rows, plan: Plan) -> None:
         self.model, self.pool, self.rows, self.plan = model, pool, rows, plan
-        counts = np.array([chunk.count for chunk in plan.chunks], np.int64)
-        owner = plan.rows
-        positions = rows.computed[plan.rows]
+        decodes = len(plan.rows)
+        owner, positions = plan.rows, rows.computed[plan.rows]
+        self.prefills: list[PrefillChunk] = []
+        self.sampled = NUMBERS[:decodes]
         if plan.chunks:
+            counts = [chunk.count for chunk in plan.chunks]
             owner = np.concatenate([owner, np.repeat([c.row for c in plan.chunks], counts)])
             parts = [np.arange(c.start, c.start + c.count) for c in plan.chunks]
             positions = np.concatenate([positions, *parts])
-        self.owner, self.known = owner, positions + 1
+            ends = (decodes + np.cumsum(counts)).tolist()
+            self.prefills = [self._prefill(c, e) for c, e in zip(plan.chunks, ends, strict=True)]
+            last = [e - 1 for c, e in zip(plan.chunks, ends, strict=True) if c.last]
+            self.sampled = np.concatenate([self.sampled, np.array(last, np.int64)])
+        self.owner = owner
         tokens = rows.tokens[owner, positions]
         block, offset = np.divmod(positions, pool.block_size)
         self.tokens = torch.from_numpy(padded(tokens))
@@ -57,13 +65,6 @@ class Step:
         # Where each token's KV goes; that of padding to block 0, which is scratch.
         self.block = torch.from_numpy(padded(rows.tables[owner, block]))
         self.offset = torch.from_numpy(padded(offset))
-        decodes = len(plan.rows)
-        ends = decodes + np.cumsum(counts)
-        self.prefills = [
-            self._prefill(chunk, int(end)) for chunk, end in zip(plan.chunks, ends, strict=True)
-        ]
-        last = [int(e) - 1 for c, e in zip(plan.chunks, ends, strict=True) if c.last]
-        self.sampled = np.concatenate([np.arange(decodes), np.array(last, np.int64)])
         self.plain = all(r.plain for r in plan.decodes) and all(
             c.request.plain for c in plan.chunks
         )
@@ -71,7 +72,7 @@ class Step:
     @property
     def prompt_reads(self) -> int:
         """Keys that the tokens of prompts look at, taken together."""
-        return int(self.known[len(self.plan.rows) :].sum())
+        return sum(c.count * (2 * c.start + c.count + 1) // 2 for c in self.plan.chunks)
 
     @cached_property
     def groups(self) -> list[DecodeGroup]:
@@ -95,22 +96,19 @@ class Step:
     @cached_property
     def context(self) -> Context:
         """The blocks that each token attends to, one after another, without padding."""
-        rows, size = self.owner, self.pool.block_size
-        known = np.concatenate([self.known, np.ones(len(self.tokens) - len(rows), np.int64)])
-        counts = -(-known // size)
+        size = self.pool.block_size
+        counts = self.positions.numpy() // size + 1
         width = int(counts.max())
-        tables = np.zeros((len(known), width), np.int64)  # padding sees its own scratch token
-        tables[: len(rows)] = self.rows.tables[rows, :width]
-        own = np.arange(width) < counts[:, None]
-        ends = np.cumsum(counts)
+        tables = padded(self.rows.tables[self.owner, :width])  # padding sees its own scratch token
+        own = NUMBERS[:width] < counts[:, None]
+        ends = counts.cumsum()
         at = np.full(own.shape, -1)
         at[own] = np.arange(ends[-1])
-        blocks, last = tables[own], known - (counts - 1) * size
+        owner = NUMBERS[: len(counts)].repeat(counts)
         seen = np.full(ends[-1], size)
-        seen[ends - 1] = last
-        owner = np.repeat(np.arange(len(known)), counts)
-        arrays = (blocks[ends - 1], last - 1, blocks, owner, seen, at)
-        return Context(*map(torch.from_numpy, arrays))
+        seen[ends - 1] = self.offset.numpy() + 1
+        arrays = map(torch.from_numpy, (tables[own], owner, seen, at))
+        return Context(self.block, self.offset, *arrays)
 
     def attention(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """Stores this step's keys and values, then attends: decodes by group, chunks one by one."""
@@ -181,4 +179,4 @@ def padded(values: np.ndarray) -> np.ndarray:
     """At least ROWS_MIN long, filled with zeros."""
     if len(values) >= ROWS_MIN:
         return values
-    return np.concatenate([values, np.zeros(ROWS_MIN - len(values), values.dtype)])
+    return np.concatenate([values, np.zeros((ROWS_MIN - len(values), *values.shape[1:]), np.int64)])

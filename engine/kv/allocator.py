@@ -20,9 +20,10 @@ class Allocator(ABC):
     """Hands out blocks 1 … total; allocated + free + cached + withheld = `total`, always asserted.
 
     allocated: a sequence refers to it, or several do. cached: none does, but what it holds was
-    kept; taken when nothing is free, the least recently used first, unless pinned. withheld: out of
-    the pool for the time being. free: none of these. `evicted` is told of each cached block that is
-    taken for something else; `pinned` is changed by `pin` and `unpin`.
+    kept; taken when nothing is free, the least recently used first, unless pinned, and before
+    these, the last one first, what was lent. withheld: out of the pool for the time being. free:
+    none of these. `evicted` is told of each kept block that is taken for something else; `pinned`
+    is changed by `pin` and `unpin`.
 
     Which of the free blocks a sequence is given is what a subclass decides. `contiguous`: it is
     given all it may ever need at once, as one run.
@@ -41,6 +42,7 @@ class Allocator(ABC):
         # Those kept that no sequence refers to, least recently used first; and those also pinned.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._idle_pinned: dict[int, None] = {}
+        self._lent: dict[int, Callable[[int], None]] = {}
         self._withheld: list[int] = []
 
     @property
@@ -76,12 +78,12 @@ class Allocator(ABC):
 
     @property
     def cached_blocks(self) -> int:
-        return len(self._idle) + len(self._idle_pinned)
+        return len(self._idle) + len(self._idle_pinned) + len(self._lent)
 
     @property
     def available_blocks(self) -> int:
         """Free, or cached and not pinned."""
-        return self.free_blocks + len(self._idle)
+        return self.free_blocks + len(self._idle) + len(self._lent)
 
     @property
     def withheld_blocks(self) -> int:
@@ -179,7 +181,7 @@ class Allocator(ABC):
         """(1 + total,) text, by block: "scratch", "free", "cached", "allocated", "withheld"."""
         states = np.full(1 + self.total, "free", "<U9")
         states[np.array(self._references) > 0] = "allocated"
-        states[[*self._idle, *self._idle_pinned]] = "cached"
+        states[[*self._idle, *self._idle_pinned, *self._lent]] = "cached"
         states[self._withheld] = "withheld"
         states[SCRATCH_BLOCK] = "scratch"
         return states
@@ -194,6 +196,11 @@ class Allocator(ABC):
 
     def _evict(self, count: int) -> None:
         for _ in range(count):
+            if self._lent:
+                block, recalled = self._lent.popitem()
+                self._give(block)
+                recalled(block)
+                continue
             block, _nothing = self._idle.popitem(last=False)
             self._kept.remove(block)
             self._give(block)
@@ -221,10 +228,32 @@ class PagedAllocator(Allocator):
         return count <= self.available_blocks
 
     def free_runs(self) -> np.ndarray:
-        blocks = np.unique(np.array([*self._free, *self._idle], np.int64))
+        blocks = np.unique(np.array([*self._free, *self._idle, *self._lent], np.int64))
         starts = np.flatnonzero(np.diff(blocks, prepend=-1) != 1)
         lengths = np.diff(starts, append=len(blocks))
         return np.stack([blocks[starts], lengths], axis=1)
+
+    def lend(self, count: int, recalled: Callable[[int], None]) -> list[int]:
+        """`count` free blocks to somebody who may have to do without: `recalled` is told of each.
+
+        To all others they are as good as free.
+        """
+        assert count <= len(self._free), "only what is free is lent"
+        blocks = self._take(count)
+        self._lent.update(dict.fromkeys(blocks, recalled))
+        self._check()
+        return blocks
+
+    def end_loan(self, blocks: Iterable[int], *, own: bool) -> None:
+        """They are a sequence's from now on (`own`), or free again."""
+        for block in blocks:
+            del self._lent[block]
+            if own:
+                self._references[block] = 1
+                self._allocated += 1
+            else:
+                self._give(block)
+        self._check()
 
     def _take(self, count: int) -> list[int]:
         self._evict(count - len(self._free))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -182,13 +182,25 @@ class KVPool:
             # Not by item assignment: a graph would keep the sizes it was recorded with.
             each.movedim(0, 2).index_put_((block, offset), part.transpose(0, 1))
 
-    def move(self, to: KVPool, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies tokens by slot into another pool; converts what is kept otherwise there."""
+    def move(
+        self,
+        to: KVPool,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """Copies tokens by slot into another pool; converts what is kept otherwise there.
+
+        Returns how many layers were copied: all, unless `stop` said so before one of them.
+        """
         for layer in range(len(self.keys)):
+            if stop():
+                return layer
             parts = self._as_in(to, layer, source)
             for part, tensor in zip(parts, to._of(layer), strict=True):
                 lines, where = to._lines(tensor, target)
                 lines.index_copy_(0, where, part.reshape(-1, part.size(-1)))
+        return len(self.keys)
 
     def same(self, other: KVPool, source: torch.Tensor, target: torch.Tensor) -> bool:
         """Whether `move` left there what is here."""

@@ -6,6 +6,7 @@ The swapping of PagedAttention (Kwon et al., SOSP'23, section 4.5), with a pool 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Hashable
 
 import numpy as np
@@ -13,10 +14,12 @@ import torch
 
 from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import KVPool
+from engine.kv.prefetch import Prefetch
 
 log = logging.getLogger("engine")
 
 BLOCK_TOKENS = 16  # of the host's pool, whatever the other's blocks hold
+FORGET = 0.1  # of what was measured, with each copy: some ten copies are what the speed is of
 
 
 class HostTier:
@@ -24,7 +27,8 @@ class HostTier:
 
     `pool` gives the pool that is computed in. At most `bytes_max` are taken, and those as they are
     first written. `hits`: sequences that were copied back; `misses`: those that found no room, and
-    are computed again. Of the step thread only.
+    are computed again. `ahead`: what is copied back before it is asked for. Of the step thread
+    only.
     """
 
     def __init__(
@@ -40,11 +44,13 @@ class HostTier:
         self.pool = pool
         self.hits = 0
         self.misses = 0
-        block_bytes = layers * 2 * kv_heads * BLOCK_TOKENS * head_dim * dtype.itemsize
+        self.token_bytes = layers * 2 * kv_heads * head_dim * dtype.itemsize
         self.allocator = PagedAllocator(0)
-        self._blocks = bytes_max // block_bytes
+        self.ahead = Prefetch(self)
+        self._blocks = bytes_max // (BLOCK_TOKENS * self.token_bytes)
         self._host: KVPool | None = None
         self._kept: dict[Hashable, tuple[list[int], int]] = {}
+        self._copied = self._seconds = 0.0  # bytes, and what they took, of late
         self._make: Callable[[], KVPool] = lambda: KVPool(
             layers=layers,
             kv_heads=kv_heads,
@@ -53,6 +59,11 @@ class HostTier:
             block_size=BLOCK_TOKENS,
             dtype=dtype,
         )
+
+    @property
+    def bytes_per_s(self) -> float:
+        """How fast KV was copied lately, either way; 0.0 before anything was."""
+        return self._copied / self._seconds if self._seconds else 0.0
 
     def tokens(self, who: Hashable) -> int:
         """How many of its first tokens are kept."""
@@ -69,19 +80,51 @@ class HostTier:
             self.misses += 1
             return False
         self._kept[who] = blocks, len(slots)
-        self._move(who, 0, slots, out=True)
+        began, there = time.monotonic(), torch.from_numpy(slots)
+        assert self._host is not None
+        with torch.inference_mode():
+            self.pool().move(self._host, there, self._slots(who, 0, len(slots)))
+        self.measured(len(slots), time.monotonic() - began)
         return True
 
     def take(self, who: Hashable, first: int, slots: np.ndarray) -> None:
         """Copies its tokens from `first` on into the pool's slots (int64), and keeps it no more."""
-        self._move(who, first, slots, out=False)
+        if len(slots):
+            began = time.monotonic()
+            self.copy_back(who, first, slots)
+            self.measured(len(slots), time.monotonic() - began)
         self.drop(who)
         self.hits += 1
 
     def drop(self, who: Hashable) -> None:
         """Keeps it no more, if it is kept."""
+        if who == self.ahead.who:
+            self.ahead.roll_back()
         blocks, _ = self._kept.pop(who, ([], 0))
         self.allocator.release(blocks)
+
+    @torch.inference_mode()
+    def copy_back(
+        self,
+        who: Hashable,
+        first: int,
+        slots: np.ndarray,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> float:
+        """Copies its tokens from `first` on into the pool's slots (int64), and keeps it.
+
+        Returns what share of their bytes was copied: 1.0, unless `stop` said so between two layers.
+        The one thing that may be done beside a step.
+        """
+        assert self._host is not None
+        source, target = self._slots(who, first, first + len(slots)), torch.from_numpy(slots)
+        pool = self.pool()
+        return self._host.move(pool, source, target, stop) / len(pool.keys)
+
+    def measured(self, tokens: float, seconds: float) -> None:
+        """So many tokens were copied in that time."""
+        self._copied += tokens * self.token_bytes - FORGET * self._copied
+        self._seconds += seconds - FORGET * self._seconds
 
     def _there(self) -> bool:
         """Whether there is a host pool; made when it is first asked for."""
@@ -94,14 +137,7 @@ class HostTier:
                 self._blocks = 0
         return self._host is not None
 
-    @torch.inference_mode()
-    def _move(self, who: Hashable, first: int, slots: np.ndarray, *, out: bool) -> None:
-        assert self._host is not None
-        blocks, tokens = self._kept[who]
-        block, offset = np.divmod(np.arange(first, tokens), BLOCK_TOKENS)
-        kept = torch.from_numpy(np.array(blocks)[block] * BLOCK_TOKENS + offset)
-        there = torch.from_numpy(slots)
-        if out:
-            self.pool().move(self._host, there, kept)
-        else:
-            self._host.move(self.pool(), kept, there)
+    def _slots(self, who: Hashable, first: int, end: int) -> torch.Tensor:
+        """Where the host's pool has these of its tokens."""
+        block, offset = np.divmod(np.arange(first, end), BLOCK_TOKENS)
+        return torch.from_numpy(np.array(self._kept[who][0])[block] * BLOCK_TOKENS + offset)

@@ -21,6 +21,7 @@ from engine.kv.prefix import PrefixCache
 from engine.kv.tier import HostTier
 from engine.models.tokenizer import ByteTokenizer, Tokenizer
 from engine.pause import Pause
+from engine.sched.ahead import copy_ahead
 from engine.sched.length_window import LengthWindow
 from engine.sched.priority import Priority
 from engine.sched.request import Finish, Request
@@ -89,6 +90,7 @@ class Scheduler:
         self.lengths = LengthWindow()
         self.paused = Pause.NOT
         self.preemptions = 0
+        self.begun = 0  # requests admitted once and not ended: those that run, and those sent back
         self.left_requests = 0  # of those ever added, how many no longer wait for the first time
         self.left_tokens = 0
         self.prefix_queries = 0  # prompt tokens looked up, and of them found
@@ -121,7 +123,11 @@ class Scheduler:
 
     def plan(self, config: RuntimeConfig, now: float) -> Plan | None:
         """The next step, or None when there is nothing to run, or nothing may."""
+        if self.tier is not None:
+            self.tier.ahead.end()  # of a step that failed
         if self.paused is Pause.KEEP:
+            if self.tier is not None:
+                self.tier.ahead.roll_back()
             self.stalls.turn(now)  # nobody is looked at, so nobody stalls
             return None
         budget = config.max_num_batched_tokens
@@ -144,7 +150,7 @@ class Scheduler:
             if chunk is not None:
                 chunks.append(chunk)
                 budget -= chunk.count
-        if self.preemptions == preemptions and not self.paused:
+        if self.preemptions == preemptions and (self.begun or not self.paused):
             self._admit(config, budget, chunk_tokens, chunks, now)
         self.stalls.turn(now)
         # A later allocation may have taken the blocks of one that was planned before it.
@@ -155,6 +161,9 @@ class Scheduler:
         if self.priority.on:
             prompts = [(chunk.request, chunk.count) for chunk in chunks]
             self.priority.charge(decodes, prompts, idle=not self.waiting)
+        if self.tier is not None:
+            depth = config.prefetch_depth_tokens
+            copy_ahead(self.tier, self.prefixes, self.waiting, len(self.running), depth)
         rows = np.array([request.row for request in decodes], np.int64)
         contexts = computed[rows].tolist()
         order = sorted(range(len(rows)), key=contexts.__getitem__, reverse=True)
@@ -163,6 +172,10 @@ class Scheduler:
     def commit(self, plan: Plan, tokens: np.ndarray, began: float, now: float) -> Outcome:
         """Takes over the runner's `tokens` (int64, aligned with `plan.sampled`)."""
         rows = self.rows
+        if self.tier is not None:
+            self.tier.ahead.end()
+            if not plan.chunks:
+                self.tier.ahead.timed(now - began)
         rows.computed[plan.rows] += 1
         for chunk in plan.chunks:
             rows.computed[chunk.row] += chunk.count
@@ -203,6 +216,7 @@ class Scheduler:
             self._leave_queue(request)
             if self.tier is not None:
                 self.tier.drop(request)
+            self.begun -= bool(request.scheduled)
             request.finish, request.finished = finish, now
         else:
             self._end(request, finish, now)
@@ -225,6 +239,7 @@ class Scheduler:
     def _end(self, request: Request, finish: Finish, now: float) -> None:
         request.generated = int(self.rows.known[request.row]) - request.prompt_tokens
         request.finish, request.finished = finish, now
+        self.begun -= 1
         self._release(request)
         self.running.remove(request)
 
@@ -252,11 +267,14 @@ class Scheduler:
         Those that begin as one that is being computed wait for it, and let others pass (single
         flight): it runs, and with its end, or its preemption, they go on by themselves. So do those
         of another length than the step's, when there is a window: behind the first in the queue.
+        Paused, only those that had begun, and were preempted since, are let in: they go first.
         """
         room = config.max_num_seqs - len(self.running)
         if budget <= 0 or room <= 0:
             return
         self.waiting = self.priority.ordered(self.waiting, room + PASSED_REQUESTS_MAX)
+        if self.paused:
+            self.waiting = deque(sorted(self.waiting, key=lambda one: not one.scheduled))
         group = self.lengths.group(config, self.allocator, [chunk.request for chunk in chunks])
         passed = 0
         while (
@@ -265,6 +283,8 @@ class Scheduler:
             and len(self.running) < config.max_num_seqs
         ):
             request = self.waiting[passed]
+            if self.paused and not request.scheduled:
+                break
             if self.tier is not None and self.prefixes.outlived(request.chain):
                 self.tier.drop(request)  # or others would begin with it
             request.chain = self.prefixes.chain(request.chain, request.tokens, request.salt)
@@ -310,6 +330,7 @@ class Scheduler:
                 group.add(missing)
                 if not request.scheduled:
                     self.lengths.saw(request.prompt_tokens)
+            self.begun += not request.scheduled
             request.scheduled = request.scheduled or now
             chunk = self._next_chunk(request, count)
             assert chunk is not None
@@ -331,11 +352,14 @@ class Scheduler:
             self.prefix_hits += tokens
 
     def _copy_back(self, request: Request, tier: HostTier) -> None:
-        """What the tier kept of it, beyond the blocks it begins with."""
+        """What the tier kept of it, beyond the blocks it begins with and what was copied ahead."""
         first, tokens = int(self.rows.computed[request.row]), tier.tokens(request)
         if tokens <= first:
             tier.drop(request)
             return
+        ahead = tier.ahead.take(request, first)
+        self.rows.append_blocks(request.row, ahead)
+        first = min(first + len(ahead) * self.rows.block_size, tokens)
         fits = self._own(request, tokens)
         assert fits, "it was admitted without room for what was kept of it"
         tier.take(request, first, self._slots(request, first, tokens))

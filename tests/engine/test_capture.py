@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from engine.config import EngineConfig
 from engine.exec.capture import (
+    CONTEXTS_MAX,
     GROUPS_MAX,
     CaptureError,
+    Contexts,
     DecodeStep,
     Graph,
     Graphs,
@@ -18,9 +21,11 @@ from engine.exec.capture import (
     prove,
 )
 from engine.exec.decode import Chosen
-from engine.knobs import RuntimeConfig
+from engine.knobs import NotPossible, RuntimeConfig
+from engine.kv.formats import Format
 from engine.models.llama import SHAPES, Llama
 from tests.engine.conftest import bench, request
+from tests.engine.test_barrier import Served
 
 
 def both_ways(
@@ -85,3 +90,48 @@ def test_a_graph_that_computes_something_else_is_not_taken(model: Llama) -> None
     prove(step, Graph(step, 2), 2)
     with pytest.raises(CaptureError, match=r"logits differ by 0\.0001"):
         prove(step, Off(step, 2), 2)
+
+
+def test_what_was_captured_for_a_configuration_is_there_when_it_comes_back() -> None:
+    subject = Served(EngineConfig(model_len_max=64, kv_pool_blocks=32))
+    core, contexts = subject.core, subject.core.barrier.contexts
+    try:
+        first = core.runner.captured
+        for value in ("off", "on"):
+            subject.change(graph_capture=value)
+        assert core.runner.captured is first
+        for seqs in (4, 256):
+            subject.change(max_num_seqs=seqs)
+        assert core.runner.captured is first
+        for size in (32, 16):
+            subject.change(kv_block_size=size)
+        assert core.runner.captured is first
+        assert core.reading().contexts == {"built": 2, "reused": 2}
+        known = dict(core.barrier.canary.known)
+        subject.expect_otherwise()
+        for _ in range(2):
+            with pytest.raises(NotPossible, match="taken back"):
+                subject.change(kv_block_size=32)
+        assert core.runner.captured is first
+        assert core.reading().contexts == {"built": 2, "reused": 4}
+        core.barrier.canary.known = known
+        core.faults.inject({"fault": "capture_lost"})
+        assert len(contexts) == 0
+        core.faults.inject({"fault": "none"})
+        assert core.runner.captured is not first
+        assert core.reading().contexts == {"built": 3, "reused": 4}
+    finally:
+        core.stop()
+
+
+def test_the_contexts_kept_are_the_last_used(model: Llama) -> None:
+    contexts, kept = Contexts(model), Format(torch.float32)
+    sizes = (8, 16, 32, 64, 128)
+    first, *_ = (contexts.get(size, kept) for size in sizes[:CONTEXTS_MAX])
+    assert contexts.get(8, kept) is first
+    contexts.get(sizes[CONTEXTS_MAX], kept)
+    assert len(contexts) == CONTEXTS_MAX
+    assert contexts.get(8, kept) is first
+    assert (contexts.built, contexts.reused) == (5, 2)
+    contexts.get(16, kept)
+    assert (contexts.built, contexts.reused) == (6, 2)

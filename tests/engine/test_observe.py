@@ -65,6 +65,7 @@ OURS = {
     "engine:graph_capture_ready": "gauge",
     "engine:graph_capture_seconds": "gauge",
     "engine:graph_steps": "counter",
+    "engine:graph_contexts": "counter",
     "engine:graph_misses": "counter",
     "engine:requests_shed": "counter",
     "engine:forward_seconds": "counter",
@@ -79,6 +80,9 @@ OURS = {
     "engine:kv_compaction_seconds": "counter",
     "engine:tier_hits": "counter",
     "engine:tier_misses": "counter",
+    "engine:tier_prefetch_late": "counter",
+    "engine:tier_prefetch_tokens": "counter",
+    "engine:tier_copy_bytes_per_second": "gauge",
 }
 
 
@@ -111,6 +115,7 @@ def metrics(*, contiguous: bool = False) -> Metrics:
             "kv_dtype": "float16",
         },
         captured=None,
+        contexts={"built": 2, "reused": 1},
         rollbacks=0,
         swap_s=0.004,
         spans_dropped=0,
@@ -121,6 +126,9 @@ def metrics(*, contiguous: bool = False) -> Metrics:
         compaction_s=0.01,
         tier_hits=3,
         tier_misses=1,
+        tier_late=1,
+        tier_prefetched={"begun": 48, "used": 16, "rolled_back": 16},
+        tier_bytes_per_s=1e9,
         paused=Pause.KEEP,
         phase_s={"schedule": 1.5, "forward": 20.0},
         tasks={"queued": 3, "running": 1},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,7 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.conftest import EngineProcess
+from engine.config import EngineConfig
+from engine.pause import Pause, stands, told
+from engine.pause import pause as wait_for_pause
+from engine.sched.request import Finish
+from tests.engine.conftest import EngineProcess, request
+from tests.engine.test_barrier import Served
 from tests.engine.test_server import CLIENT, change, complete, conserved, eventually, samples
 
 pytestmark = pytest.mark.processes
@@ -76,6 +83,24 @@ def test_wait_finishes_what_runs_and_starts_nothing_that_came_later(engine: Engi
         assert pause(url, mode="wait")["waiting"] == 1
         resume(url)
         assert later.result().status_code == 200
+
+
+def test_wait_also_finishes_what_was_sent_back_for_memory() -> None:
+    subject = Served(EngineConfig(model_len_max=512, kv_pool_blocks=32))
+    core = subject.core
+    try:
+        subject.stand_at = 250
+        subject.submit([request(str(i), [66 + i] * 100, 200) for i in range(3)])
+        subject.wait(tokens=250)
+        eventually(lambda: stands(core))
+        subject.stand_at = math.inf
+        assert (told(core)["running"], told(core)["waiting"]) == (2, 1)
+        asyncio.run(wait_for_pause(core, Pause.WAIT, math.inf))
+        subject.wait(ended=3)
+        assert subject.ended == dict.fromkeys("012", Finish.LENGTH)
+        assert (told(core)["running"], told(core)["waiting"]) == (0, 0)
+    finally:
+        core.stop()
 
 
 def test_at_its_deadline_a_pause_that_waits_keeps_what_still_runs(engine: EngineProcess) -> None:

@@ -135,6 +135,7 @@ def test_defaults_and_ladders_lie_within_the_bounds() -> None:
         "kv_allocator": "paged",
         "kv_compaction": "off",
         "preemption": "recompute",
+        "prefetch_depth_tokens": 0,
     }
     for knob in KNOBS.values():
         assert [knob.check(value) for value in knob.ladder] == sorted(knob.ladder)  # type: ignore[type-var]

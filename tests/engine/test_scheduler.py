@@ -13,8 +13,8 @@ from engine.kv.allocator import PagedAllocator
 from engine.kv.prefix import PrefixCache
 from engine.models.tokenizer import EOS
 from engine.pause import Pause
-from engine.sched.request import Finish, Request
-from engine.sched.scheduler import Outcome, Plan, Scheduler
+from engine.sched.request import PRIORITIES, Finish, Request
+from engine.sched.scheduler import PASSED_REQUESTS_MAX, Outcome, Plan, Scheduler
 from tests.engine.conftest import request
 
 
@@ -152,6 +152,31 @@ def test_a_paused_engine_finishes_what_runs_and_starts_nothing() -> None:
     assert ids(list(subject.waiting)) == ["waits"]
     subject.paused = Pause.NOT
     assert step(subject, RuntimeConfig()) is not None
+
+
+@pytest.mark.parametrize("weights", ["off", "on"])
+def test_a_paused_engine_finishes_what_it_sent_back_however_many_wait(weights: str) -> None:
+    subject, config = scheduler(blocks=32), RuntimeConfig(priority_weights=weights)
+    begun = [request(str(i), [66] * 100, 200) for i in range(3)]
+    for one in begun:
+        subject.add(one)
+    while not subject.preemptions:
+        step(subject, config)
+    waits = [request(f"waits {i}", [66] * 10, 3) for i in range(2 * PASSED_REQUESTS_MAX)]
+    for one in waits:
+        one.priority = len(PRIORITIES) - 1
+        subject.add(one)
+    subject.paused = Pause.WAIT
+    while step(subject, config) is not None:
+        assert subject.begun == len([one for one in begun if one.finish is None])
+    assert [one.generated for one in begun] == [200] * 3
+    assert set(subject.waiting) == set(waits)
+    assert not any(one.scheduled for one in waits)
+    subject.paused = Pause.NOT
+    while step(subject, config) is not None:
+        pass
+    assert subject.begun == 0
+    assert all(one.finish is Finish.LENGTH for one in waits)
 
 
 def test_an_idle_engine_holds_its_first_request_to_gather_a_batch() -> None:

@@ -48,17 +48,20 @@ def computed(subject: Bench, requests: list[Request], config: RuntimeConfig) -> 
     tier_blocks=st.sampled_from([0, 3, 12, 400]),
     caching=st.booleans(),
     captured=st.booleans(),
+    depth=st.sampled_from([0, 16, 512]),
 )
 def test_tokens_and_logits_are_the_references_whatever_of_it_was_swapped(
     model: Llama, graphs: Graphs, seed: int, count: int, chunk: int, tier_blocks: int,
-    caching: bool, captured: bool,
+    caching: bool, captured: bool, depth: int,
 ) -> None:  # fmt: skip
     requests = asked(seed, count)
     subject = bench(
         model, blocks=32, graphs=graphs if captured else None, caching=caching,
         tier_bytes=tier_blocks * BLOCK_BYTES,
     )  # fmt: skip
-    config = RuntimeConfig(preemption="swap", prefill_chunk_tokens=chunk)
+    config = RuntimeConfig(
+        preemption="swap", prefill_chunk_tokens=chunk, prefetch_depth_tokens=depth
+    )
     tokens, logits = subject.generate(requests, config)
     for one in requests:
         as_dense(model, one, tokens[one.id], logits[one.id])

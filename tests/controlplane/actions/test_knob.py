@@ -50,6 +50,7 @@ def test_the_knobs_are_there_each_in_its_class() -> None:
         "backpressure": "hot",
         "kv_compaction": "hot",
         "preemption": "hot",
+        "prefetch_depth_tokens": "hot",
         "graph_capture": "barrier",
         "kv_allocator": "barrier",
         "kv_block_size": "barrier",
