@@ -87,7 +87,7 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
 	@$(BIN)/python -c 'import polib, sys; polib.pofile(sys.argv[1]).save_as_mofile(sys.argv[2])' $< $@
 
 # Compiled once for a machine; an engine that does not find it has it made while it serves.
-$(STEP): $(addprefix engine/,exec/build.py exec/compiled.py exec/decode.py kv/pool.py models/llama.py) | $(RUNTIME)
+$(STEP): $(addprefix engine/,exec/build.py exec/compiled.py exec/decode.py kv/pool.py models/llama.py models/packing.py) | $(RUNTIME)
 	@echo "· the engine's decode step, compiled (half a minute, once)"
 	@if $(BIN)/python -m engine.exec.build; then touch $@; \
 	else echo 'Going on without it: decode steps take half as long again.'; fi

@@ -35,7 +35,7 @@ from plant import say, verdict
 from prefix import interval
 
 from engine.config import DTYPES
-from engine.exec.build import COMPILER, build, home
+from engine.exec.build import home
 from engine.models.errors import ModelError
 from engine.models.loader import compute_dtype, find, packaged
 
@@ -45,6 +45,7 @@ MODEL = "smollm2"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 TORCH = "torch==2.13.0"
+WARM_TOKENS = 4
 
 
 class Peer(NamedTuple):
@@ -57,7 +58,9 @@ class Peer(NamedTuple):
 
 
 PEERS = {
-    "transformers": Peer("hf.py", ("transformers==5.24.0", TORCH, "gguf==0.19.0")),
+    "transformers": Peer(
+        "hf.py", ("transformers==5.24.0", TORCH, "gguf==0.19.0", "accelerate==1.15.0")
+    ),
     # It asks for a build of torch that only torch's own index has, and for sound and pictures.
     "vllm": Peer(
         "vllm_cpu.py",
@@ -81,11 +84,12 @@ ARMS = {
 
 
 class Target(NamedTuple):
-    """Ours ÷ an arm, at a batch."""
+    """Ours ÷ an arm, at a batch; `wished` decides nothing."""
 
     arm: str
     batch: int
     ratio_min: float
+    wished: bool = False
 
 
 TARGETS = (
@@ -93,7 +97,7 @@ TARGETS = (
     Target("generate", 8, 1.3),
     Target("vllm", 8, 0.8),
     Target("vllm", 16, 0.9),
-    Target("vllm", 16, 1.0),  # what we would like to reach
+    Target("vllm", 16, 1.0, wished=True),
     Target("llama.cpp", 8, 1.3),
 )
 
@@ -135,6 +139,7 @@ import pathlib, sys, torch, transformers
 file, target = map(pathlib.Path, sys.argv[1:])
 where = dict(pretrained_model_name_or_path=str(file.parent), gguf_file=file.name)
 model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+model.hf_quantizer.remove_quantization_config(model)
 model.save_pretrained(target)
 transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(target)
 """
@@ -179,12 +184,9 @@ def convert(folder: Path) -> None:
 
 def install_all(folder: Path, names: Sequence[str]) -> bool:
     """All that are named, a line for each; whether all are there."""
-    folder.mkdir(parents=True, exist_ok=True)
     steps = {name: lambda name=name: install(folder, name) for name in names}
     if "transformers" in names:
         steps["weights"] = lambda: convert(folder)
-    if shutil.which(COMPILER) and compute_dtype("auto", MODEL)[0].itemsize == 4:
-        steps["ours"] = lambda: build(home(), find(MODEL).shape, 1)
     there = True
     for name, step in steps.items():
         began = time.monotonic()
@@ -203,7 +205,7 @@ def install_all(folder: Path, names: Sequence[str]) -> bool:
 
 
 class NotRun(Exception):
-    """Why there is no such peer now."""
+    """Why there is no such peer, or no longer."""
 
 
 class Driver:
@@ -226,6 +228,7 @@ class Driver:
         except NotRun:
             self.close()
             raise
+        self.all("suspend")
 
     def ask(self, **what: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -323,15 +326,18 @@ def command(folder: Path, name: str) -> tuple[Path, Path]:
         return Path(sys.executable), DRIVERS / "ours.py"
     if not installed(folder, name):
         raise NotRun(f"not installed: python bench/engine_peers.py --install {name}")
+    if name != "llama.cpp" and not weights_of(folder).exists():
+        raise NotRun("no weights: python bench/engine_peers.py --install transformers")
     return python_of(folder, name), DRIVERS / PEERS[name].driver
 
 
 def measured(drivers: dict[str, Driver], options: argparse.Namespace) -> Measured:
-    """All rounds, after one of each that does not count."""
+    """All rounds, after a short one of each batch that does not count. Raises NotRun."""
     arms = {arm: (drivers[name], how) for arm, (name, how) in ARMS.items() if name in drivers}
     pages, found = Pages(), Measured()
-    for driver, how in arms.values():
-        driver.round(how, pages.prompts(max(options.batches), options.prompt, 0), 4)
+    for batch in options.batches:
+        for driver, how in arms.values():
+            driver.round(how, pages.prompts(batch, options.prompt, 0), WARM_TOKENS)
     for number in range(options.rounds):
         order = list(arms)[number % len(arms) :] + list(arms)[: number % len(arms)]
         for batch in options.batches:
@@ -354,12 +360,13 @@ def table(found: Measured, options: argparse.Namespace) -> None:
 def verdicts(found: Measured) -> bool:
     """A line for each target; whether none was missed."""
     passed = []
-    for arm, batch, ratio_min in TARGETS:
+    for arm, batch, ratio_min, wished in TARGETS:
+        name = f"{arm}_{batch}_wished" if wished else f"{arm}_{batch}"
         if (arm, batch) not in found.rates:
-            say(f"engine_peers {arm}_{batch} not run, target >={ratio_min}")
+            say(f"engine_peers {name} not run, target >={ratio_min}")
             continue
         ratio = found.ratio(arm, batch)[0]
-        passed.append(verdict(f"{arm}_{batch}", ratio, f">={ratio_min}", ratio >= ratio_min))
+        passed.append(verdict(name, ratio, f">={ratio_min}", ratio >= ratio_min) or wished)
     return all(passed)
 
 
@@ -380,6 +387,7 @@ def main() -> int:
     except ModelError as error:
         say(f"engine_peers skipped: {error}")
         return 0
+    options.folder.mkdir(parents=True, exist_ok=True)
     if options.install is not None:
         return 0 if install_all(options.folder, options.install or list(PEERS)) else 1
     dtype = str(compute_dtype(options.dtype, MODEL)[0]).removeprefix("torch.")
@@ -391,7 +399,11 @@ def main() -> int:
         "length_max": options.prompt + options.tokens,
     }
     with ExitStack() as stack:
-        found = measured(started(options.folder, asked, stack), options)
+        try:
+            found = measured(started(options.folder, asked, stack), options)
+        except NotRun as error:
+            say(f"engine_peers ended early: {error}")
+            return 1
     table(found, options)
     return 0 if verdicts(found) else 1
 
