@@ -307,10 +307,12 @@ class Measured:
         return f"{sum(ours == theirs for ours, theirs in pairs)} of {len(pairs)}"
 
 
-def started(folder: Path, asked: dict[str, Any], stack: ExitStack) -> dict[str, Driver]:
+def started(
+    folder: Path, names: set[str], asked: dict[str, Any], stack: ExitStack
+) -> dict[str, Driver]:
     """Those that run, each with a line."""
     drivers = {}
-    for name in ("ours", *PEERS):
+    for name in sorted(names):
         try:
             drivers[name] = Driver(command(folder, name), folder / f"{name}.log", asked)
             stack.callback(drivers[name].close)
@@ -333,7 +335,11 @@ def command(folder: Path, name: str) -> tuple[Path, Path]:
 
 def measured(drivers: dict[str, Driver], options: argparse.Namespace) -> Measured:
     """All rounds, after a short one of each batch that does not count. Raises NotRun."""
-    arms = {arm: (drivers[name], how) for arm, (name, how) in ARMS.items() if name in drivers}
+    arms = {
+        arm: (drivers[name], how)
+        for arm, (name, how) in ARMS.items()
+        if name in drivers and arm in ("ours", *options.arms)
+    }
     pages, found = Pages(), Measured()
     for batch in options.batches:
         for driver, how in arms.values():
@@ -376,6 +382,7 @@ def main() -> int:
     add = parser.add_argument
     add("--folder", type=Path, default=cache, help="where peers are installed (%(default)s)")
     add("--install", nargs="*", choices=PEERS, metavar="NAME", help=f"of {', '.join(PEERS)}")
+    add("--arms", nargs="+", choices=list(ARMS)[1:], default=list(ARMS)[1:], help="beside ours")
     add("--rounds", type=int, default=7)
     add("--batches", type=int, nargs="+", default=[8, 16], help="prompts at once")
     add("--prompt", type=int, default=64, help="tokens of each")
@@ -400,7 +407,8 @@ def main() -> int:
     }
     with ExitStack() as stack:
         try:
-            found = measured(started(options.folder, asked, stack), options)
+            names = {ARMS[arm][0] for arm in ("ours", *options.arms)}
+            found = measured(started(options.folder, names, asked, stack), options)
         except NotRun as error:
             say(f"engine_peers ended early: {error}")
             return 1

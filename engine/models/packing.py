@@ -1,9 +1,9 @@
 """Matrices laid out once the way a CPU multiplies by them.
 
-A BLAS lays a matrix out anew for every product. With the few rows of a decode step that takes
-several times as long as the product itself; oneDNN's layout is made once. Such a matrix is opaque:
-it goes into `product` and `added`, and nothing else is done with it. A row of the result is the
-same, to the bit, whatever other rows there are.
+A BLAS lays a matrix out anew for every product, and with the few rows of a decode step that is a
+good part of it; oneDNN's layout is made once. Such a matrix is opaque: it goes into `product` and
+`added`, and nothing else is done with it. A row of the result is the same, to the bit, whatever
+other rows there are.
 """
 
 from __future__ import annotations
