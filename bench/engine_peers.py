@@ -1,7 +1,7 @@
 """Tokens a CPU-second, ours and other engines', on SmolLM2's weights: all in one run, by turns.
 
     python bench/engine_peers.py --install [NAME …]    what they need, once; without names all
-    python bench/engine_peers.py [--rounds 7] [--batches 8 16] [--prompt 64] [--tokens 64]
+    python bench/engine_peers.py [--rounds 5] [--batches 8 16] [--prompt 64] [--tokens 64]
 
 Each engine has a virtual environment of its own under --folder (or TRIMTAB_PEERS), and a driver in
 peers/ that its Python runs: it loads once and then answers rounds. Who is not installed is left
@@ -351,6 +351,8 @@ def measured(drivers: dict[str, Driver], options: argparse.Namespace) -> Measure
             for arm in order:
                 driver, how = arms[arm]
                 found.add(arm, batch, *driver.round(how, prompts, options.tokens))
+            last = ", ".join(f"{arm} {found.rates[arm, batch][-1]:.1f}" for arm in arms)
+            say(f"round {number + 1} of {options.rounds}, batch {batch}: {last}")
     return found
 
 
@@ -383,7 +385,7 @@ def main() -> int:
     add("--folder", type=Path, default=cache, help="where peers are installed (%(default)s)")
     add("--install", nargs="*", choices=PEERS, metavar="NAME", help=f"of {', '.join(PEERS)}")
     add("--arms", nargs="+", choices=list(ARMS)[1:], default=list(ARMS)[1:], help="beside ours")
-    add("--rounds", type=int, default=7)
+    add("--rounds", type=int, default=5)
     add("--batches", type=int, nargs="+", default=[8, 16], help="prompts at once")
     add("--prompt", type=int, default=64, help="tokens of each")
     add("--tokens", type=int, default=64, help="of each answer")
