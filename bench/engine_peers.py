@@ -310,7 +310,7 @@ class Measured:
 def started(
     folder: Path, names: set[str], asked: dict[str, Any], stack: ExitStack
 ) -> dict[str, Driver]:
-    """Those that run, each with a line."""
+    """Those that run, each with a line. Raises NotRun where ours is not among them."""
     drivers = {}
     for name in sorted(names):
         try:
@@ -318,6 +318,8 @@ def started(
             stack.callback(drivers[name].close)
             say(f"{name}: {drivers[name].version}")
         except NotRun as error:
+            if name == "ours":
+                raise
             say(f"{name}: not run: {error}")
     return drivers
 
@@ -410,7 +412,11 @@ def main() -> int:
     with ExitStack() as stack:
         try:
             names = {ARMS[arm][0] for arm in ("ours", *options.arms)}
-            found = measured(started(options.folder, names, asked, stack), options)
+            drivers = started(options.folder, names, asked, stack)
+            if len(drivers) == 1:
+                say("engine_peers skipped: there is nobody to compare with")
+                return 0
+            found = measured(drivers, options)
         except NotRun as error:
             say(f"engine_peers ended early: {error}")
             return 1

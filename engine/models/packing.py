@@ -22,8 +22,8 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def available() -> bool:
     """Whether this CPU and this torch have it."""
-    capable = torch.backends.cpu.get_cpu_capability() in CAPABILITIES
-    return capable and torch.backends.mkldnn.is_available()
+    there: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return there and torch.backends.cpu.get_cpu_capability() in CAPABILITIES
 
 
 def packed(matrix: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,8 @@ def product(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """(rows, in) · (in, out), packed or not."""
     if not matrix.is_mkldnn:
         return torch.mm(rows, matrix)
-    return traceable()(rows, matrix) if torch.jit.is_tracing() else _product(rows, matrix)
+    tracing: bool = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    return (_traceable() if tracing else _product)(rows, matrix)
 
 
 def added(to: torch.Tensor, rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
@@ -48,11 +49,12 @@ def added(to: torch.Tensor, rows: torch.Tensor, matrix: torch.Tensor) -> torch.T
 
 
 def _product(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise(rows, matrix, None, "none", [], None)
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, None, "none", [], None)
+    return found
 
 
 @cache
-def traceable() -> Product:
+def _traceable() -> Product:
     """`_product` as a tracer can record it: of an empty list of numbers it cannot tell the type."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
