@@ -44,7 +44,7 @@ check: $(NODE) $(DEV) ## lint, types, import rules, Django's own checks
 	  rm -rf "$$TRIMTAB_HOME"
 
 bench: $(NODE) $(DEV) $(STEP) ## same-run comparisons; each prints its figures and PASS or FAIL
-	@for b in bench/ingest.py bench/loop.py bench/quiet.py bench/capture.py bench/prefix.py bench/kv_dtype.py bench/policies.py bench/engine_costs.py bench/soak.py bench/diagnosis.py bench/fail_static.py bench/conservation.py bench/smollm2.py; do echo "== $$b"; $(BIN)/python $$b; done
+	@for b in bench/ingest.py bench/loop.py bench/quiet.py bench/capture.py bench/prefix.py bench/kv_dtype.py bench/policies.py bench/engine_costs.py bench/soak.py bench/fragmentation.py bench/diagnosis.py bench/fail_static.py bench/conservation.py bench/failover.py bench/smollm2.py bench/engine_peers.py; do echo "== $$b"; $(BIN)/python $$b; done
 
 kernels: $(DEV) ## compile every kernel for three GPUs, on the CPU: registers, spills, memory
 	@env -u TRITON_INTERPRET $(BIN)/python -m engine.kernels.build $(ARGS)
@@ -87,7 +87,7 @@ $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
 	@$(BIN)/python -c 'import polib, sys; polib.pofile(sys.argv[1]).save_as_mofile(sys.argv[2])' $< $@
 
 # Compiled once for a machine; an engine that does not find it has it made while it serves.
-$(STEP): $(addprefix engine/,exec/build.py exec/compiled.py exec/decode.py kv/pool.py models/llama.py) | $(RUNTIME)
+$(STEP): $(addprefix engine/,exec/build.py exec/compiled.py exec/decode.py kv/pool.py models/llama.py models/packing.py) | $(RUNTIME)
 	@echo "· the engine's decode step, compiled (half a minute, once)"
 	@if $(BIN)/python -m engine.exec.build; then touch $@; \
 	else echo 'Going on without it: decode steps take half as long again.'; fi

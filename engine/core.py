@@ -78,9 +78,8 @@ class Core:
         self.quotas = quotas.read(config.tenants) if config.tenants else quotas.Quotas({})
         self._check_tenants(running)
         dtype, why = compute_dtype(config.dtype, config.model)
-        model, self.tokenizer = load(
-            find(config.model, config.seed), dtype, config.model_len_max, f"{dtype}, {why}"
-        )
+        source, how = find(config.model, config.seed), f"{dtype}, {why}"
+        model, self.tokenizer = load(source, dtype, config.model_len_max, how, pack=True)
         pool = new_pool(config, model, running)
         if config.model not in MODELS:
             tokens, gib = config.kv_pool_tokens, pool.bytes / 2**30

@@ -33,13 +33,16 @@ from engine.exec import decode
 from engine.exec.capture import CaptureError
 from engine.exec.compiled import BlockStep, Compiled, compile_step, inputs
 from engine.kv.pool import KVPool
-from engine.models import llama
+from engine.models import llama, packing
 from engine.models.llama import SHAPES, Llama, Shape, blank
 
 log = logging.getLogger("engine")
 
 ROOT = Path(__file__).parents[2]
-SOURCES: tuple[Any, ...] = (decode, llama, BlockStep, inputs, compile_step, KVPool.dense)
+SOURCES: tuple[Any, ...] = (
+    *(decode, llama, packing.product, packing.added),
+    *(BlockStep, inputs, compile_step, KVPool.dense),
+)
 COMPILER = os.environ.get("CXX", "g++")
 POSITIONS = 512  # of the model that is compiled from; how many there are is no part of the code
 
@@ -97,13 +100,15 @@ def build(folder: Path, shape: Shape, threads: int) -> float:
 class Workshop:
     """The compiled step of one engine: the one there is, or the one being made beside it.
 
-    `folder` None: there is none. Nor in bfloat16, whose rounding would hide a step that is wrong.
+    `folder` None: there is none. Nor in bfloat16, whose rounding would hide a step that is wrong,
+    nor of packed weights: a compiler knows no opaque tensors, and calls the slower product.
     """
 
     def __init__(self, folder: Path | None, model: Llama, threads: int) -> None:
         self.path = library(folder, model.shape, threads) if folder else None
-        if self.path and model.dtype != torch.float32:
-            log.info("decode steps in %s replay a TorchScript graph, uncompiled", model.dtype)
+        if self.path and (model.packed or model.dtype != torch.float32):
+            what = "of packed weights" if model.packed else f"in {model.dtype}"
+            log.info("decode steps %s replay a TorchScript graph, uncompiled", what)
             self.path = None
         self.model = model
         self.threads = threads

@@ -58,6 +58,9 @@ class DecodeStep(torch.nn.Module):
         super().__init__()
         self.model = model
         self.pool = pool
+        # A tracer makes a constant of any tensor it meets, but cannot of an opaque one.
+        for index, matrix in enumerate(model.packed):
+            self.register_buffer(f"packed_{index}", matrix)
 
     def forward(
         self,

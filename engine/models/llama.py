@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from engine.models import packing
+from engine.models.packing import added, product
 from engine.models.tokenizer import VOCABULARY
 
 Attention = Callable[[int, torch.Tensor], torch.Tensor]
@@ -56,7 +58,7 @@ SHAPES = {
 
 
 class Layer(NamedTuple):
-    """Weights as (in, out) matrices, so that every product is one addmm."""
+    """Weights as (in, out) matrices, packed or not, so that every product is one operation."""
 
     attention_norm: torch.Tensor
     qkv: torch.Tensor
@@ -64,6 +66,9 @@ class Layer(NamedTuple):
     feed_norm: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
+
+
+MATRICES = ("qkv", "out", "gate_up", "down")
 
 
 class Weights(NamedTuple):
@@ -82,6 +87,16 @@ class Weights(NamedTuple):
         )
         return Weights(embedding, layers, final_norm, head, self.rope_factors)
 
+    @property
+    def parameters(self) -> int:
+        """Numbers in all of them; what is used twice is counted once."""
+        matrices = [self.embedding, self.final_norm, self.head]
+        distinct = {
+            each.data_ptr(): each.numel()
+            for each in (*matrices, *(tensor for layer in self.layers for tensor in layer))
+        }
+        return sum(distinct.values())
+
 
 LOGIT_TOLERANCE = 1e-5  # of float32, where logits are about 1 as with the weights drawn here
 PROBE_TOKENS = 24
@@ -96,11 +111,25 @@ class Llama:
         """`weights` None: drawn from the seed, in float32."""
         self.shape = shape
         weights = weights or drawn(shape, seed)
+        self.parameters = weights.parameters
+        self.packed: list[torch.Tensor] = []
         self.embedding, self.layers, self.final_norm, self.head, factors = weights
         self.rotation = rotation(shape, positions, factors)
         if self.dtype != torch.float32:  # there are no complex numbers of 16 bits
             self.rotation = torch.view_as_real(self.rotation)
         self.tolerance = torch.tensor(LOGIT_TOLERANCE)
+
+    def pack(self) -> None:
+        """Lays all matrices out for products (packing.py), one by one; `packed` then lists them.
+
+        In float32 only, and where packing is available.
+        """
+        for index, layer in enumerate(self.layers):
+            matrices = {name: packing.packed(getattr(layer, name)) for name in MATRICES}
+            self.layers[index] = layer._replace(**matrices)
+            self.packed += matrices.values()
+        self.head = packing.packed(self.head)
+        self.packed.append(self.head)
 
     def set_tolerance(self) -> None:
         """Sets by how much two ways to the same logits may differ: rounding grows with them."""
@@ -111,17 +140,9 @@ class Llama:
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
 
-    @property
-    def parameters(self) -> int:
-        matrices = [self.embedding, self.final_norm, self.head]
-        distinct = {
-            each.data_ptr(): each.numel()
-            for each in (*matrices, *(tensor for layer in self.layers for tensor in layer))
-        }
-        return sum(distinct.values())
-
     def tensors(self) -> list[torch.Tensor]:
-        """All of it as real numbers, in the order `over` takes."""
+        """All of it as real numbers, in the order `over` takes; not of what is packed."""
+        assert not self.packed
         complex_ = self.rotation.is_complex()
         turns = torch.view_as_real(self.rotation) if complex_ else self.rotation
         weights = [tensor for layer in self.layers for tensor in layer]
@@ -151,18 +172,18 @@ class Llama:
         x = self.embedding.index_select(0, tokens)
         for index, layer in enumerate(self.layers):
             h = ops.rms_norm(x, width, layer.attention_norm, shape.norm_eps)
-            qkv = torch.mm(h, layer.qkv).view(-1, all_heads, shape.head_dim)
+            qkv = product(h, layer.qkv).view(-1, all_heads, shape.head_dim)
             qkv = ops.turned(qkv, rotated_heads, rotation)
-            x = torch.addmm(x, attention(index, qkv), layer.out)
+            x = added(x, attention(index, qkv), layer.out)
             h = ops.rms_norm(x, width, layer.feed_norm, shape.norm_eps)
-            x = torch.addmm(x, ops.swiglu(torch.mm(h, layer.gate_up)), layer.down)
+            x = added(x, ops.swiglu(product(h, layer.gate_up)), layer.down)
         return x
 
     def logits(self, hidden: torch.Tensor, ops: Ops | None = None) -> torch.Tensor:
         """(rows, hidden) → (rows, vocabulary), always float32."""
         norm, shape = (ops or TORCH).rms_norm, self.shape
         normed = norm(hidden, [shape.hidden], self.final_norm, shape.norm_eps)
-        logits = torch.mm(normed, self.head)
+        logits = product(normed, self.head)
         return logits if logits.dtype == torch.float32 else logits.float()
 
     @torch.inference_mode()

@@ -13,6 +13,7 @@ import torch
 from engine.config import MODEL_LEN_MAX, MODELS
 from engine.models.errors import ModelError, reading
 from engine.models.llama import SHAPES, Llama, Shape, Weights, drawn
+from engine.models.packing import available
 from engine.models.tokenizer import ByteTokenizer, Tokenizer
 from engine.models.weights import Said
 
@@ -108,10 +109,14 @@ def packaged(model: str) -> Path:
     raise ModelError(f"model: {model!r} is not installed: {install}")
 
 
-def load(source: Source, dtype: torch.dtype, positions: int, how: str) -> tuple[Llama, Tokenizer]:
+def load(
+    source: Source, dtype: torch.dtype, positions: int, how: str, *, pack: bool = False
+) -> tuple[Llama, Tokenizer]:
     """The model for texts of up to `positions` tokens, and its tokenizer. Raises ModelError.
 
-    Logs how far it is every SAID_EVERY_S seconds, and at the end what was read, and `how`.
+    `pack`: its weights, where that is possible (packing.py); not of a built-in model, whose steps
+    are compiled. Logs how far it is every SAID_EVERY_S seconds, and at the end what was read, and
+    `how`.
     """
     said_at = began = time.monotonic()
 
@@ -127,6 +132,8 @@ def load(source: Source, dtype: torch.dtype, positions: int, how: str) -> tuple[
     model = Llama(source.shape, positions=positions, weights=weights)
     if not isinstance(source, BuiltIn) or dtype != torch.float32:
         model.set_tolerance()
+    if pack and not isinstance(source, BuiltIn) and dtype == torch.float32 and available():
+        model.pack()
     if not isinstance(source, BuiltIn):
         millions, seconds = model.parameters / 1e6, time.monotonic() - began
         log.info("%s: %.1f million weights in %.1f s; %s", source.name, millions, seconds, how)
