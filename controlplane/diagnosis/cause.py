@@ -41,10 +41,13 @@ from controlplane.diagnosis.facts import (
     counts_requests,
     follows_from_slowness,
     measured,
+    queue_fact,
     queue_follows,
     score,
+    serves,
     slower_fact,
     traffic_fact,
+    waits_fact,
 )
 from controlplane.diagnosis.finding import INFEASIBLE, Finding, Wish
 from controlplane.diagnosis.relief import (
@@ -147,13 +150,16 @@ __all__ = [
     "ms",
     "percentile",
     "pool_grew",
+    "queue_fact",
     "queue_follows",
     "score",
+    "serves",
     "several",
     "shed_wishes",
     "slower_fact",
     "step_time",
     "traffic_fact",
+    "waits_fact",
     "working",
 ]
 

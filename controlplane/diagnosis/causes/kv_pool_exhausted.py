@@ -4,7 +4,8 @@ Runbook: docs/causes/kv_pool_exhausted.md. A paged pool loses nothing to gaps be
 is full because what runs needs more tokens than it has, or because the last block of each request
 is mostly empty. The second is cured by smaller blocks. No cap makes room for the first: an engine
 lets no more in than its pool holds. Running fewer wins back what is computed again for those sent
-back, and nothing else, so it is wished for only where that is worth the places given up.
+back, and nothing else, so it is wished for only where that is worth the places given up. A
+contiguous pool is full of what is reserved for tokens yet to come as well: a paged one is not.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from controlplane.diagnosis.cause import (
     working,
 )
 
-BLOCK = "kv_block_size"
+BLOCK, ALLOCATOR = "kv_block_size", "kv_allocator"
+RESERVED = "engine:kv_internal_waste_tokens"
 STEPS = "engine:steps_total"
 FULL_MIN = 0.9  # used at the fullest moment
 GREW = 2.0  # preemptions a second, now over before
@@ -271,11 +273,12 @@ def _again(scene: Scene) -> float | None:
 
 
 def _remedy(scene: Scene, pool: Pool | None, again: float | None) -> tuple[tuple[Wish, ...], str]:
-    """Smaller blocks first where the empty ends are the larger part, else fewer running."""
+    """Smaller blocks first where the empty ends are the larger part, then a paged pool where this
+    one reserves, else fewer running."""
     cap = scene.engine.number(CAP)
     if pool is None or cap is None:
         return (), "how many requests the KV cache holds is not known"
-    wishes = []
+    wishes = [*_paging(scene)]
     if pool.fits < cap and (again is None or again >= AGAIN_MIN):
         wishes.append(_fewer(pool, again))
     waste = pool.waste
@@ -288,6 +291,21 @@ def _remedy(scene: Scene, pool: Pool | None, again: float | None) -> tuple[tuple
     if wishes:
         return tuple(wishes), ""
     return (), _no_remedy(pool, cap, again)
+
+
+def _paging(scene: Scene) -> tuple[Wish, ...]:
+    """What a contiguous pool reserves, where that is worth its exchange for a paged one."""
+    if scene.engine.values.get(ALLOCATOR) != "contiguous" or not scene.engine.supports(ALLOCATOR):
+        return ()
+    used, blocks = scene.gauge(KV_USED).value, scene.gauge(KV_BLOCKS).value
+    size, reserved = scene.engine.number(BLOCK), scene.gauge(RESERVED).value
+    if not (used and blocks and size) or reserved is None:
+        return ()
+    share = reserved / (used * blocks * size)
+    if share < WASTE_MIN:
+        return ()
+    why = f"{share:.0%} of what requests hold is reserved for tokens yet to come"
+    return (Wish(ALLOCATOR, "paged", why),)
 
 
 def _fewer(pool: Pool, again: float | None) -> Wish:
