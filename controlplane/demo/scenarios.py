@@ -45,8 +45,8 @@ SPOKEN = {
 THROUGHPUT_FIRST = {"prefill_chunk_tokens": 2048}
 # Half of 96 blocks still serve nine tenths of what they all do, half of these two thirds.
 SMALL_POOL = ("--model-len-max", "448", "--kv-pool-blocks", "56")
-# KV memory as before PagedAttention. While all ask for as much, whoever ends leaves a run that fits
-# the next; 15 fit in, three times as many as the quiet traffic needs.
+# KV memory as before PagedAttention. 15 requests fit in, and while all ask for as much, whoever
+# ends leaves a run that fits the next.
 RUNS = {"kv_allocator": "contiguous"}
 POOL_OF_RUNS = ("--kv-pool-blocks", "256")
 
@@ -223,10 +223,10 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             "kv-fragmented",
-            f"One request in twenty asks for {LONG_ANSWER_TOKENS:,} tokens, of an engine that gives "
+            f"One request in twenty asks for {LONG_ANSWER_TOKENS:,} tokens, and the engine gives "
             "each one run of KV memory for all it may become.",
-            "Requests wait for a free run long enough while memory enough is free; it is made one "
-            "run, or paged, while they run.",
+            "Requests wait for a free run long enough while memory enough is free, but apart; it "
+            "is moved together, or paged, while the engine serves.",
             decode_bound=True,
             calm=0.45,
             load=0.45,

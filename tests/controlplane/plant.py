@@ -53,6 +53,8 @@ KNOBS: dict[str, dict[str, Any]] = {
     "graph_capture": {"choices": ["off", "on"], "apply_class": "barrier"},
     "kv_allocator": {"choices": ["contiguous", "paged"], "apply_class": "barrier"},
     "kv_compaction": {"choices": ["off", "on"]},
+    "backpressure": {"choices": ["off", "on"]},
+    "tenant_quotas": {"choices": ["off", "on"]},
 }
 
 
@@ -122,6 +124,8 @@ class Plant:
             "graph_capture": "on",
             "kv_allocator": "paged",
             "kv_compaction": "off",
+            "backpressure": "off",
+            "tenant_quotas": "off",
         }
     )
     silent: bool = False
