@@ -85,7 +85,7 @@ class Request:
 class Plant:
     """Rates, lengths and mechanics may be changed between calls of `run_until`.
 
-    Of the requests `long_share` are told `long_output` tokens.
+    Lengths vary by `spread` of their mean; of the requests `long_share` are told `long_output`.
     """
 
     name: str = "engine-0"
@@ -94,6 +94,7 @@ class Plant:
     rate: float = 15.0
     prompt: int = 100
     output: int = 40
+    spread: float = 0.25
     long_share: float = 0.0
     long_output: int = 0
     priorities: dict[int, float] = field(default_factory=lambda: {1: 1.0})
@@ -193,7 +194,9 @@ class Plant:
             self.next_arrival += self.random.expovariate(self.rate)
 
     def _receive(self, at: float) -> None:
-        lengths = (max(1, round(self.random.gauss(n, n / 4))) for n in (self.prompt, self.output))
+        lengths = (
+            max(1, round(self.random.gauss(n, self.spread * n))) for n in (self.prompt, self.output)
+        )
         prompt, output = lengths
         if self.long_share and self.random.random() < self.long_share:
             output = self.long_output

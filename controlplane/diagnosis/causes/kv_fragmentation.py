@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.diagnosis.cause import (
+    BEYOND_MIN,
     CAP,
     KV_BLOCKS,
     KV_USED,
@@ -35,7 +36,6 @@ from controlplane.diagnosis.cause import (
     pool_grew,
     queue_fact,
     score,
-    serves,
     several,
     waits_fact,
 )
@@ -50,7 +50,9 @@ ENTROPY = "engine:kv_fragmentation_entropy"
 STRANDED = "engine:kv_stranded_tokens"
 MOVING = "engine:kv_compaction_seconds_total"
 
-STALLED_MIN = 0.5  # of the time that anyone waits: for one run, not for memory
+# Of the time that anyone waits. It makes the rest: behind a stall a queue forms, which fills the
+# pool once the stall is over. Where a pool is just too small, hardly any of the time is a stall's.
+STALLED_MIN = 0.25
 LOOKS_MIN = 2  # one look at a queue may be chance
 STRANDED_MIN = 0.5  # most of what is free is of no use to the largest
 
@@ -238,7 +240,7 @@ def _remedy(scene: Scene, short: Short | None) -> tuple[tuple[Wish, ...], str]:
     and a pool full of that serves no more than it holds. A paged one gives that to others as well,
     but is exchanged for this one between two steps, which wait.
     """
-    holds, moves = _holds(scene, short), scene.engine.values.get(COMPACTION) == "on"
+    enough, moves = _enough(scene, short), scene.engine.values.get(COMPACTION) == "on"
     wishes = []
     if scene.engine.supports(COMPACTION) and not moves:
         why = "moved together, what is free is one run"
@@ -247,27 +249,28 @@ def _remedy(scene: Scene, short: Short | None) -> tuple[tuple[Wish, ...], str]:
         wishes.append(Wish(COMPACTION, "on", why))
     if scene.engine.supports(ALLOCATOR):
         why = "in a paged pool any free block serves any request, and none is reserved"
-        enough = serves(scene, holds)
         if moves and (moving := scene.rate(MOVING).value) is not None:
             why += f"; sequences are moved together already, for {moving:.1%} of the time"
         elif enough is False:
-            why += f"; moved together, the {holds:.0f} it holds would not serve what arrives"
+            why += "; moved together, as many as this one holds would not serve what arrives"
         wishes.insert(0 if enough is False else 1, Wish(ALLOCATOR, "paged", why))
     if wishes:
         return tuple(wishes), ""
     return (), "the engine can neither move its sequences together nor page its pool while it runs"
 
 
-def _holds(scene: Scene, short: Short | None) -> float | None:
-    """Requests of the length of those who run that the pool has runs for, moved together.
+def _enough(scene: Scene, short: Short | None) -> bool | None:
+    """Whether the pool, moved together and full of such requests as run, serves what arrives.
 
     As much as one asks for may be too little for the next, and stay free.
     """
     running, used = scene.gauge(RUNNING).value, scene.gauge(KV_USED).value
-    blocks = scene.gauge(KV_BLOCKS).value
-    if short is None or not (running and used and blocks):
+    blocks, load = scene.gauge(KV_BLOCKS).value, arrivals(scene).value
+    if short is None or load is None or not (running and used and blocks):
         return None
-    return max(0.0, 1 - short.asked / blocks) * running / used
+    holds = max(0.0, 1 - short.asked / blocks) * running / used
+    capacity = capacity_per_s(scene, holds)
+    return None if capacity is None else capacity >= BEYOND_MIN * load
 
 
 def _drain_s(scene: Scene) -> float | None:

@@ -40,6 +40,10 @@ def late(engine: Plant) -> float:
     return (shown.late() or 0.0) / times.count
 
 
+def stalled(engine: Plant) -> float:
+    return engine.counters["engine:kv_alloc_stall_seconds_total"]
+
+
 def knobs(finding: Finding) -> list[tuple[str, object]]:
     return [(wish.knob, wish.to) for wish in finding.remedy]
 
@@ -47,7 +51,7 @@ def knobs(finding: Finding) -> list[tuple[str, object]]:
 @SEEDS
 def test_free_blocks_that_lie_apart_are_named_with_their_numbers(seed: int) -> None:
     finding = found(trouble(contiguous(seed), **MIXED))
-    assert finding.score >= 0.8, refuted_by(finding)
+    assert finding.score >= SCORE_MIN, refuted_by(finding)
     assert re.search(
         r"because for \d+% of the time a request found no run of free blocks long enough: it asked "
         r"for [\d.]+ in one, [\d.]+ were free and [\d.]+ the longest run$",
@@ -64,10 +68,13 @@ def test_free_blocks_that_lie_apart_are_named_with_their_numbers(seed: int) -> N
 
 
 @SEEDS
-def test_the_same_lengths_do_no_harm_once_cured(seed: int) -> None:
-    harmed = late(trouble(contiguous(seed), **MIXED))
-    for cured in (contiguous(seed, compacted=True), plant(seed, **TOLD_MUCH)):
-        assert late(trouble(cured, **MIXED)) < 0.4 * harmed
+def test_either_knob_ends_the_stalls_and_a_paged_pool_the_harm(seed: int) -> None:
+    engine = trouble(contiguous(seed), **MIXED)
+    paged = trouble(plant(seed, **TOLD_MUCH), **MIXED)
+    moved = trouble(contiguous(seed, compacted=True), **MIXED)
+    assert late(paged) < 0.2 * late(engine)
+    assert stalled(paged) == 0
+    assert stalled(moved) < 0.1 * stalled(engine)
 
 
 def test_moving_together_is_wished_for_first_and_a_paged_pool_where_that_is_on() -> None:
@@ -79,12 +86,12 @@ def test_moving_together_is_wished_for_first_and_a_paged_pool_where_that_is_on()
 
 
 def test_a_paged_pool_comes_first_where_what_is_reserved_would_still_be_too_much() -> None:
-    engine = trouble(contiguous(rate=13.0), **MIXED)
+    engine = trouble(contiguous(rate=7.5), **MIXED)
     finding = found(engine)
     assert finding.score >= SCORE_MIN, refuted_by(finding)
     assert knobs(finding) == [("kv_allocator", "paged"), ("kv_compaction", "on")]
     assert "would not serve what arrives" in finding.remedy[0].why
-    assert late(trouble(contiguous(compacted=True, rate=13.0), **MIXED)) > 0.4
+    assert late(trouble(contiguous(compacted=True, rate=7.5), **MIXED)) > 0.4
 
 
 def test_an_engine_that_can_turn_neither_wants_a_person() -> None:
@@ -110,27 +117,21 @@ def test_where_no_run_is_needed_nothing_is_claimed(values: dict[str, str]) -> No
 
 @SEEDS
 def test_a_pool_that_is_truly_full_is_told_apart_by_what_is_free_in_total(seed: int) -> None:
-    """A few large runs, all alike: what is left of the pool is too little for one more."""
-    engine = contiguous(seed, prompt=900, output=100, rate=3.0, kv_tokens=4400, b=0.0)
-    ranking = examined(trouble(engine, rate=40.0), TTFT)
+    """All ask for as much: whoever ends leaves a run for the next, and there is none to spare."""
+    engine = trouble(contiguous(seed, spread=0.0), rate=16.0)
+    ranking = examined(engine, TTFT)
     assert [finding.cause for finding in ranking.named] == ["kv_pool_exhausted"], ranking.because
-    assert "of the time that any waited" in refuted_by(found(engine))
-
-
-def test_what_a_full_contiguous_pool_reserves_is_wished_back() -> None:
-    engine = contiguous(prompt=100, output=900, rate=1.0, kv_tokens=4400)
-    trouble(engine, rate=12.0)
-    finding = causes()["kv_pool_exhausted"].examine(scene(engine, TTFT))
-    assert finding.score >= SCORE_MIN, refuted_by(finding)
-    assert knobs(finding)[0] == ("kv_allocator", "paged")
-    share = re.match(r"(\d+)% of what requests hold is reserved for", finding.remedy[0].why)
+    assert ": 0% of the time that any waited" in refuted_by(found(engine))
+    assert knobs(ranking.best)[0] == ("kv_allocator", "paged")
+    share = re.match(r"(\d+)% of what requests hold is reserved for", ranking.best.remedy[0].why)
     assert share is not None
-    assert 30 < int(share[1]) < 60  # they are half-way through their answers, on average
+    assert 35 < int(share[1]) < 60, "they are half-way through their answers, on average"
+    paged = trouble(plant(seed, **TOLD_MUCH, spread=0.0), rate=16.0)
+    assert late(paged) < 0.5 * late(engine)
 
 
 def test_a_slow_host_that_fragments_a_pool_is_a_slow_host() -> None:
-    engine = contiguous(rate=6.0, output=200)
-    ranking = examined(trouble(engine, slow=3.0), TTFT)
+    ranking = examined(trouble(contiguous(), slow=3.0), TTFT)
     assert [finding.cause for finding in ranking.named] == ["slow_host"], ranking.because
 
 
