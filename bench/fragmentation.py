@@ -1,6 +1,6 @@
 """What fragmentation costs a contiguous KV pool under churn, and what either cure gives back.
 
-    python bench/fragmentation.py [--rounds 8] [--seconds 36] [--load SHARE]
+    python bench/fragmentation.py [--rounds 6] [--seconds 30] [--load SHARE]
 
 One engine, stepped by hand, serves the same requests under each of four arms, in an order left to
 chance: those of the scenario `kv-fragmented` (controlplane/demo/scenarios.py), at its share of what
@@ -190,8 +190,8 @@ def judge(arms: Mapping[str, Arm], rounds: int) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=8, help="of each arm")
-    parser.add_argument("--seconds", type=float, default=36, help="a round, after the shift")
+    parser.add_argument("--rounds", type=int, default=6, help="of each arm")
+    parser.add_argument("--seconds", type=float, default=30, help="a round, after the shift")
     parser.add_argument("--load", type=float, default=SCENARIO.load, help="of what it sustains")
     parser.add_argument("--seed", type=int, default=3, help="of arrivals, lengths and order")
     options = parser.parse_args()

@@ -416,7 +416,9 @@ class Plant:
             "engine:kv_largest_free_run_blocks": memory.longest,
             "engine:kv_internal_waste_tokens": memory.waste_tokens,
             "engine:kv_fragmentation_entropy": memory.entropy_bits,
-            "engine:kv_alloc_stall_blocks": memory.stalled or None,
+            "engine:kv_alloc_stall_blocks": (
+                memory.stalled if memory.stalled > memory.longest else None
+            ),
         }
         for metric, value in gauges.items():
             if value is not None:
