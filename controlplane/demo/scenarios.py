@@ -225,8 +225,8 @@ SCENARIOS: dict[str, Scenario] = {
             "kv-fragmented",
             f"One request in twenty asks for {LONG_ANSWER_TOKENS:,} tokens, and the engine gives "
             "each one run of KV memory for all it may become.",
-            "Requests wait for a free run long enough while memory enough is free, but apart; it "
-            "is moved together, or paged, while the engine serves.",
+            "Requests wait for a free run long enough while memory enough is free, but apart; what "
+            "runs is moved together from then on, and stays so if fewer are late.",
             decode_bound=True,
             calm=0.45,
             load=0.45,

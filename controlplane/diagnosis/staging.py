@@ -57,7 +57,6 @@ METRICS = (
     "engine:kv_compaction_seconds_total",
     "engine:kv_fragmentation_entropy",
     "engine:kv_free_runs",
-    "engine:kv_internal_waste_tokens",
     "engine:kv_largest_free_run_blocks",
     "engine:kv_stranded_tokens",
     "engine:requests_failed_total",

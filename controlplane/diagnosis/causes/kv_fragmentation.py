@@ -14,12 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.diagnosis.cause import (
-    BEYOND_MIN,
     CAP,
     KV_BLOCKS,
     KV_USED,
     POOL_SHRANK_MAX,
-    RUNNING,
     WAITING,
     Fact,
     Finding,
@@ -234,43 +232,26 @@ def _free_tokens(scene: Scene) -> float | None:
 
 
 def _remedy(scene: Scene, short: Short | None) -> tuple[tuple[Wish, ...], str]:
-    """Moving together first, which is hot; a paged pool first where that would not be enough.
+    """Moving together first: a stall means that enough is free, so it is over with that.
 
-    Moved together, all that is free is to be had; what is reserved for tokens yet to come is not,
-    and a pool full of that serves no more than it holds. A paged one gives that to others as well,
-    but is exchanged for this one between two steps, which wait.
+    It is hot, and undone by a word. A paged pool is exchanged between two steps, and may not be
+    undone: more may run in it by then than there are runs for. It is left for where moving is not
+    to be had, was not kept, or is on and has not sufficed.
     """
-    enough, moves = _enough(scene, short), scene.engine.values.get(COMPACTION) == "on"
-    wishes = []
+    wishes, moves = [], scene.engine.values.get(COMPACTION) == "on"
     if scene.engine.supports(COMPACTION) and not moves:
         why = "moved together, what is free is one run"
         if short:
             why += f" of {short.free:.0f} blocks; {short.asked:.0f} are asked for"
         wishes.append(Wish(COMPACTION, "on", why))
     if scene.engine.supports(ALLOCATOR):
-        why = "in a paged pool any free block serves any request, and none is reserved"
+        why = "in a paged pool any free block serves any request"
         if moves and (moving := scene.rate(MOVING).value) is not None:
             why += f"; sequences are moved together already, for {moving:.1%} of the time"
-        elif enough is False:
-            why += "; moved together, as many as this one holds would not serve what arrives"
-        wishes.insert(0 if enough is False else 1, Wish(ALLOCATOR, "paged", why))
+        wishes.append(Wish(ALLOCATOR, "paged", why))
     if wishes:
         return tuple(wishes), ""
     return (), "the engine can neither move its sequences together nor page its pool while it runs"
-
-
-def _enough(scene: Scene, short: Short | None) -> bool | None:
-    """Whether the pool, moved together and full of such requests as run, serves what arrives.
-
-    As much as one asks for may be too little for the next, and stay free.
-    """
-    running, used = scene.gauge(RUNNING).value, scene.gauge(KV_USED).value
-    blocks, load = scene.gauge(KV_BLOCKS).value, arrivals(scene).value
-    if short is None or load is None or not (running and used and blocks):
-        return None
-    holds = max(0.0, 1 - short.asked / blocks) * running / used
-    capacity = capacity_per_s(scene, holds)
-    return None if capacity is None else capacity >= BEYOND_MIN * load
 
 
 def _drain_s(scene: Scene) -> float | None:

@@ -5,7 +5,8 @@ is full because what runs needs more tokens than it has, or because the last blo
 is mostly empty. The second is cured by smaller blocks. No cap makes room for the first: an engine
 lets no more in than its pool holds. Running fewer wins back what is computed again for those sent
 back, and nothing else, so it is wished for only where that is worth the places given up. A
-contiguous pool is full of what is reserved for tokens yet to come as well: a paged one is not.
+contiguous pool is full of what is reserved for tokens yet to come as well. Paging it is a person's:
+more may run then than could be put back.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ from controlplane.diagnosis.cause import (
 )
 
 BLOCK, ALLOCATOR = "kv_block_size", "kv_allocator"
-RESERVED = "engine:kv_internal_waste_tokens"
 STEPS = "engine:steps_total"
 FULL_MIN = 0.9  # used at the fullest moment
 GREW = 2.0  # preemptions a second, now over before
@@ -273,12 +273,11 @@ def _again(scene: Scene) -> float | None:
 
 
 def _remedy(scene: Scene, pool: Pool | None, again: float | None) -> tuple[tuple[Wish, ...], str]:
-    """Smaller blocks first where the empty ends are the larger part, then a paged pool where this
-    one reserves, else fewer running."""
+    """Smaller blocks first where the empty ends are the larger part, else fewer running."""
     cap = scene.engine.number(CAP)
     if pool is None or cap is None:
         return (), "how many requests the KV cache holds is not known"
-    wishes = [*_paging(scene)]
+    wishes = []
     if pool.fits < cap and (again is None or again >= AGAIN_MIN):
         wishes.append(_fewer(pool, again))
     waste = pool.waste
@@ -290,22 +289,7 @@ def _remedy(scene: Scene, pool: Pool | None, again: float | None) -> tuple[tuple
         wishes.insert(place, Wish(BLOCK, smaller, why))
     if wishes:
         return tuple(wishes), ""
-    return (), _no_remedy(pool, cap, again)
-
-
-def _paging(scene: Scene) -> tuple[Wish, ...]:
-    """What a contiguous pool reserves, where that is worth its exchange for a paged one."""
-    if scene.engine.values.get(ALLOCATOR) != "contiguous" or not scene.engine.supports(ALLOCATOR):
-        return ()
-    used, blocks = scene.gauge(KV_USED).value, scene.gauge(KV_BLOCKS).value
-    size, reserved = scene.engine.number(BLOCK), scene.gauge(RESERVED).value
-    if not (used and blocks and size) or reserved is None:
-        return ()
-    share = reserved / (used * blocks * size)
-    if share < WASTE_MIN:
-        return ()
-    why = f"{share:.0%} of what requests hold is reserved for tokens yet to come"
-    return (Wish(ALLOCATOR, "paged", why),)
+    return (), _no_remedy(scene, pool, cap, again)
 
 
 def _fewer(pool: Pool, again: float | None) -> Wish:
@@ -319,7 +303,7 @@ def _fewer(pool: Pool, again: float | None) -> Wish:
     return Wish(CAP, max(1.0, pool.fits), why, limit=lowest)
 
 
-def _no_remedy(pool: Pool, cap: float, again: float | None) -> str:
+def _no_remedy(scene: Scene, pool: Pool, cap: float, again: float | None) -> str:
     """Why no knob helps: what waits has no room, whoever is let in."""
     if pool.fits >= cap:
         told = f"the cap of {cap:g} is no more than the KV cache holds"
@@ -329,6 +313,11 @@ def _no_remedy(pool: Pool, cap: float, again: float | None) -> str:
             f"the KV cache holds about {hold} whatever the cap of {cap:g}, and only {again:.0%} of "
             "the steps' time goes to computing again what was sent back: fewer at once would serve "
             "fewer"
+        )
+    if scene.engine.values.get(ALLOCATOR) == "contiguous":
+        return (
+            f"{told}; its blocks are reserved for all that requests may become: a paged pool, a "
+            "larger one or a lower max_tokens helps"
         )
     return f"{told}; its blocks are filled: only a larger pool or shorter requests help"
 
