@@ -71,7 +71,7 @@ class KvFragmentation:
     def examine(self, scene: Scene) -> Finding:
         waits, runs = waits_fact(scene), _runs_fact(scene)
         if not runs.supports:
-            because = "the engine is not known to give a request its KV blocks in one run"
+            because = "no request is known to need its KV blocks in one run"
             evidence: tuple[Fact, ...] = (waits, runs)
             return Finding(
                 self.slug, score(evidence), because, evidence=evidence, no_remedy=because,
