@@ -4,10 +4,10 @@
 
 One engine, stepped by hand, serves the same requests under each of four arms, in an order left to
 chance: those of the scenario `kv-fragmented` (controlplane/demo/scenarios.py), at its share of what
-the engine sustains of them as they are before the shift. The pool is paged, or contiguous; or it is
-contiguous and cured a third of the way, live, as the control plane would: `kv_compaction` on, or
-`kv_allocator` paged. Who comes in the last third is judged, for all arms alike: by then a cured
-engine has served those who waited.
+the engine was seen to sustain just before of those that come before the shift. The pool is paged,
+or contiguous; or it is contiguous and cured a third of the way, live, as the control plane would:
+`kv_compaction` on, or `kv_allocator` paged. Who comes in the last third is judged, for all arms
+alike: by then a cured engine has served those who waited.
 
 The clock is the CPU time of the engine's own steps, moves and swaps, which other work on the
 machine does not lengthen much; between two requests it jumps. No HTTP. P99 is of the time to the
@@ -198,14 +198,12 @@ def main() -> int:
     if shutil.which(COMPILER):
         build(home(), SHAPES["1.3m"], 1)
     engine, rng = Engine(), np.random.default_rng(options.seed)
-    engine.change(RUNS)
-    supply = SCENARIO.supply(1.0)
-    engine.sustained(supply[: SUSTAINED_OF // 5])  # warm
-    capacity = engine.sustained(supply[:SUSTAINED_OF])
     scenario = replace(SCENARIO, calm=options.load, load=options.load)
+    supply = scenario.supply(1.0)[:SUSTAINED_OF]
+    engine.change(RUNS)
+    engine.sustained(supply)  # warm
     captured = engine.core.runner.captured
-    say(f"sustained: {capacity:.1f} requests/s of CPU, steps: "
-        f"{captured.mode if captured else 'eager'}")  # fmt: skip
+    say(f"steps: {captured.mode if captured else 'eager'}")
     arms = {
         "paged": Arm(PAGED),
         "contiguous": Arm(RUNS),
@@ -213,6 +211,9 @@ def main() -> int:
         "made paged": Arm(RUNS, PAGED),
     }
     for _ in range(options.rounds):
+        engine.change(RUNS)
+        capacity = engine.sustained(supply)
+        say(f"sustained: {capacity:.1f} requests/s of CPU")
         asked = scenario.requests(int(rng.integers(2**31)), capacity, QUIET_S, options.seconds)
         for name in rng.permutation(list(arms)).tolist():
             play(engine, arms[name], asked, options.seconds)
