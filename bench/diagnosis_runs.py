@@ -54,6 +54,7 @@ SUSPECTS = {
     "vllm:kv_cache_usage_perc": "kv_pool_exhausted",
     "vllm:num_preemptions": "kv_pool_exhausted",
     "engine:kv_blocks": "kv_pool_exhausted",
+    "engine:kv_alloc_stall_seconds": "kv_fragmentation",
     "engine:graph_steps": "graph_capture_lost",
     "engine:graph_capture_ready": "graph_capture_lost",
     "engine:step_seconds": "slow_host",

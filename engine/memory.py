@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.kv.pool import KVPool
 from engine.kv.stats import Memory
+from engine.sched.request import Request
 from engine.sched.scheduler import Scheduler
 
 STATES = ("free", "cached", "allocated", "withheld", "scratch", "canary")
@@ -23,15 +24,21 @@ def memory(scheduler: Scheduler) -> Memory:
     layout = rows.layout
     size = layout.block_size
     there = [*scheduler.running, *scheduler.waiting]
+    stalled = scheduler.stalls.stalled
     empty = layout.owned * size - rows.known
     return Memory(
         contiguous=allocator.contiguous,
         block_size=size,
         total=allocator.total,
         runs=allocator.free_runs()[:, 1],
-        asked=tuple(-(-(request.limit - 1) // size) for request in there),
+        asked=tuple(_asked(request, size) for request in there),
+        stalled=_asked(stalled, size) if stalled else 0,
         waste_tokens=int(empty[(layout.owned > 0) & (empty > 0)].sum()),
     )
+
+
+def _asked(request: Request, block_size: int) -> int:
+    return -(-(request.limit - 1) // block_size)
 
 
 @dataclass(frozen=True)

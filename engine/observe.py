@@ -291,6 +291,9 @@ class Metrics:
         if entropy is not None:
             text = "Entropy of the free runs, in bits; of a contiguous pool only."
             yield gauge("engine:kv_fragmentation_entropy", text, [(labels, entropy)])
+        if memory.stalled > memory.longest:  # or one has been freed since the last step
+            text = "Blocks in one run that the request asks for that finds no run so long."
+            yield gauge("engine:kv_alloc_stall_blocks", text, [(labels, memory.stalled)])
         if stranded:
             yield gauge(
                 "engine:kv_stranded_tokens",

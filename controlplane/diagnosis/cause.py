@@ -41,10 +41,12 @@ from controlplane.diagnosis.facts import (
     counts_requests,
     follows_from_slowness,
     measured,
+    queue_fact,
     queue_follows,
     score,
     slower_fact,
     traffic_fact,
+    waits_fact,
 )
 from controlplane.diagnosis.finding import INFEASIBLE, Finding, Wish
 from controlplane.diagnosis.relief import (
@@ -147,6 +149,7 @@ __all__ = [
     "ms",
     "percentile",
     "pool_grew",
+    "queue_fact",
     "queue_follows",
     "score",
     "several",
@@ -154,6 +157,7 @@ __all__ = [
     "slower_fact",
     "step_time",
     "traffic_fact",
+    "waits_fact",
     "working",
 ]
 

@@ -20,13 +20,23 @@ from controlplane.diagnosis.demand import (
     demand_text,
     pool_grew,
 )
-from controlplane.diagnosis.scene import STEPS_PER_WINDOW, Point, Scene, Track, evenly
+from controlplane.diagnosis.scene import (
+    METRIC_OF,
+    STEPS_PER_WINDOW,
+    WORD_OF,
+    Histogram,
+    Point,
+    Scene,
+    Track,
+    evenly,
+)
 from controlplane.diagnosis.step_time import SLOWER_MAX, STEP_TIME, T_MIN, step_time
 
 # What a cause can reach at most when one fact it cannot do without fails or was not measured.
 SCORE_REFUTED_MAX = 0.4
 BEYOND_MIN = 1.1  # arrivals so far above what the engine serves are no error of the estimate
 POOL_SHRANK_MAX = 0.99  # of the pool of before
+QUEUE_SHARE_MIN = 0.5  # most of the latency is waiting
 
 CAP = "max_num_seqs"
 QUEUE_TIME = "vllm:request_queue_time_seconds"
@@ -98,6 +108,47 @@ def counts_requests(scene: Scene) -> Fact:
     what = "requests or their tokens" if known else "neither requests nor their tokens"
     text = f"“{scene.objective.name}” times or counts {what}"
     return Fact(text, known, required=True, weight=0.5)
+
+
+def waits_fact(scene: Scene) -> Fact:
+    """For causes that make requests wait: a gap between tokens begins after that."""
+    waits = scene.objective.measures in ("ttft", "e2e", "success")
+    says = "suffers" if waits else "does not suffer"
+    text = f"“{scene.objective.name}” {says} from requests waiting before they run"
+    return Fact(text, waits, required=True, weight=0.5)
+
+
+def queue_fact(scene: Scene) -> Fact:
+    """Whether most of the latency the objective measures is spent in the queue."""
+    kind = scene.objective.measures if scene.objective.measures in METRIC_OF else "ttft"
+    share = _share(scene.histogram(QUEUE_TIME), scene.histogram(METRIC_OF[kind]))
+    before = _share(
+        scene.histogram(QUEUE_TIME, reference=True),
+        scene.histogram(METRIC_OF[kind], reference=True),
+    )
+    track = scene.means(QUEUE_TIME)
+    if share is None:
+        text = "How long requests queued was not measured"
+    else:
+        then = "" if before is None else f" ({before:.0%} before)"
+        text = f"The mean wait in the queue is {share:.0%} of the mean {WORD_OF[kind]}{then}"
+    return measured(
+        text,
+        share is not None and share >= QUEUE_SHARE_MIN,
+        track=Track(before, share, track.points),
+        metric=QUEUE_TIME,
+        unit=f"share of {WORD_OF[kind]}",
+        threshold=QUEUE_SHARE_MIN,
+        required=True,
+        weight=2,
+    )
+
+
+def _share(part: Histogram | None, whole: Histogram | None) -> float | None:
+    """Mean over mean, so that requests counted in one and not yet in the other don't matter."""
+    if part is None or whole is None or part.mean is None or not whole.mean:
+        return None
+    return min(1.0, part.mean / whole.mean)
 
 
 def slower_fact(
@@ -259,7 +310,8 @@ def _cap_max(scene: Scene) -> float | None:
 def follows_from_slowness(scene: Scene) -> tuple[str, ...]:
     """The causes whose signs an engine that became slower brings by itself.
 
-    Queues and larger batches, unless more arrives; a full KV cache, unless the pool shrank.
+    Queues and larger batches, unless more arrives; a KV cache that is full, or has no free run long
+    enough, unless the pool shrank.
     """
     more, pool = demand_grew(scene), pool_grew(scene)
     follow = []
@@ -268,5 +320,5 @@ def follows_from_slowness(scene: Scene) -> tuple[str, ...]:
     if more is None or more < GREW_MIN:
         follow += ["load_beyond_capacity", "batch_too_large"]
     if pool is None or pool >= POOL_SHRANK_MAX:
-        follow.append("kv_pool_exhausted")
+        follow += ["kv_pool_exhausted", "kv_fragmentation"]
     return tuple(follow)

@@ -233,6 +233,15 @@ class Scene:
         """A level: the mean over windows of the window's avg, max, min or last."""
         return self._track(lambda g: self._gauge(metric, g, over))
 
+    def gauge_by(self, metric: str, label: str) -> dict[str, float]:
+        """A level's mean over the incident by a label's value; those that were measured."""
+        found = self.once(
+            ("gauge_by", metric, label),
+            lambda: self.reader.gauge(metric, self.incident, where=self.where, by=(label,)),
+        )
+        levels = ((one.labels.get(label, ""), mean(one.values)) for one in found)
+        return {value: level for value, level in levels if level is not None}
+
     def node_gauge(self, metric: str) -> Track:
         """A level of the engine's node (a GPU's clock): the mean over windows and GPUs."""
         if not self.engine.node:

@@ -36,7 +36,8 @@ class Memory:
     """The pool of one moment. Lengths and sizes in blocks.
 
     `runs` (int64): lengths of the runs of consecutive blocks that can be had, cached ones among
-    them. `asked`: what each request that runs or waits may come to hold, in no order.
+    them. `asked`: what each request that runs or waits may come to hold, in no order; `stalled`:
+    what the one that is held up may, in one run, 0 where nobody is.
     `waste_tokens`: room in allocated blocks for tokens their sequence does not have: the end of its
     last block, and in a contiguous pool all that is reserved for tokens yet to come.
     """
@@ -46,6 +47,7 @@ class Memory:
     total: int
     runs: np.ndarray
     asked: tuple[int, ...]
+    stalled: int
     waste_tokens: int
 
     @property

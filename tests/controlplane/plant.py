@@ -2,7 +2,8 @@
 
 It stands at the seam of tracing's Reader: continuous batching with chunked prefill, a running cap,
 and a paged KV pool that grows with the tokens and sends the latest request back, to be computed
-again, when it is short. A step takes
+again, when it is short; or a contiguous one, where a request has one run of blocks for all it may
+become, laid out and measured by the engine's own code. A step takes
 
     a + b · prompt tokens + c · running requests + q · running requests² + k · attended + h · held
 
@@ -23,6 +24,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from engine.kv.contiguous import ContiguousAllocator
+from engine.kv.stats import Memory
 from tests.memory_reader import MemoryReader
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -48,12 +51,19 @@ KNOBS: dict[str, dict[str, Any]] = {
     "shed_below_priority": {"minimum": 0, "maximum": 3},
     "kv_block_size": {"choices": [8, 16, 32, 64, 128], "apply_class": "barrier"},
     "graph_capture": {"choices": ["off", "on"], "apply_class": "barrier"},
+    "kv_allocator": {"choices": ["contiguous", "paged"], "apply_class": "barrier"},
+    "kv_compaction": {"choices": ["off", "on"]},
+    "backpressure": {"choices": ["off", "on"]},
+    "tenant_quotas": {"choices": ["off", "on"]},
 }
 
 
 @dataclass(eq=False)
 class Request:
-    """`known` tokens, of which `computed` stand in its `blocks`; the first `prompt` came in."""
+    """`known` tokens, of which `computed` stand in its `blocks`; the first `prompt` came in.
+
+    `run`: those blocks' numbers in a contiguous pool.
+    """
 
     arrived: float
     prompt: int
@@ -62,6 +72,7 @@ class Request:
     known: int = 0
     computed: int = 0
     blocks: int = 0
+    run: list[int] = field(default_factory=list)
     started: float | None = None
     touched: float | None = None
 
@@ -72,7 +83,10 @@ class Request:
 
 @dataclass
 class Plant:
-    """Rates, lengths and mechanics may be changed between calls of `run_until`."""
+    """Rates, lengths and mechanics may be changed between calls of `run_until`.
+
+    Lengths vary by `spread` of their mean; of the requests `long_share` are told `long_output`.
+    """
 
     name: str = "engine-0"
     service: str = "chat"
@@ -80,6 +94,9 @@ class Plant:
     rate: float = 15.0
     prompt: int = 100
     output: int = 40
+    spread: float = 0.25
+    long_share: float = 0.0
+    long_output: int = 0
     priorities: dict[int, float] = field(default_factory=lambda: {1: 1.0})
     queue_max: int = 10_000
     a: float = 0.004
@@ -106,6 +123,10 @@ class Plant:
             "shed_below_priority": 0,
             "kv_block_size": 16,
             "graph_capture": "on",
+            "kv_allocator": "paged",
+            "kv_compaction": "off",
+            "backpressure": "off",
+            "tenant_quotas": "off",
         }
     )
     silent: bool = False
@@ -118,6 +139,8 @@ class Plant:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.used = 0  # blocks of the pool
+        self.runs = ContiguousAllocator(self.pool)
+        self.stalled = 0  # blocks asked for in one run that are free, but apart
         self.counters: dict[str, float] = defaultdict(float)
         self.labelled: dict[tuple[str, str, str], float] = defaultdict(float)
         for level in range(4):
@@ -137,9 +160,7 @@ class Plant:
 
     def apply(self, values: dict[str, Any], by: str = "trimtab-agent") -> int:
         self.values.update(values)
-        for request in self.running:  # moved over to blocks of the new size
-            request.blocks = self._blocks(request.computed)
-        self.used = sum(request.blocks for request in self.running)
+        self._lay_out()
         self.config_version += 1
         self.changed_by = by
         self.labelled["engine:config_changes_total", "by", by.split()[0]] += 1
@@ -156,9 +177,11 @@ class Plant:
     def run_until(self, t: float) -> datetime:
         while self.t < t:
             self._arrive()
-            took = self._step()
+            began, took = self.t, self._step()
             idle_until = min(self.next_arrival, self.next_scrape, t)
             self.t = self.t + took + self.between if took else max(idle_until, self.t + 1e-6)
+            if self.stalled:
+                self.counters["engine:kv_alloc_stall_seconds_total"] += self.t - began
             while self.next_scrape <= self.t:
                 self._scrape(self.next_scrape)
                 self.next_scrape += self.scrape_s
@@ -171,8 +194,12 @@ class Plant:
             self.next_arrival += self.random.expovariate(self.rate)
 
     def _receive(self, at: float) -> None:
-        lengths = (max(1, round(self.random.gauss(n, n / 4))) for n in (self.prompt, self.output))
+        lengths = (
+            max(1, round(self.random.gauss(n, self.spread * n))) for n in (self.prompt, self.output)
+        )
         prompt, output = lengths
+        if self.long_share and self.random.random() < self.long_share:
+            output = self.long_output
         levels, shares = zip(*self.priorities.items(), strict=True)
         priority = levels[0] if len(levels) == 1 else self.random.choices(levels, shares)[0]
         self.labelled["engine:requests_received_total", "priority", str(priority)] += 1
@@ -187,6 +214,9 @@ class Plant:
     def _step(self) -> float:
         """One engine step; the seconds it took, 0 when there was nothing to do."""
         preempted = self.counters["vllm:num_preemptions_total"]
+        if self.stalled and self.values["kv_compaction"] == "on":
+            self._lay_out()
+        self.stalled = 0
         decoding = [r for r in self.running if r.decoding][: self.values["max_num_batched_tokens"]]
         size = self.values["kv_block_size"]
         for request in decoding:
@@ -218,7 +248,7 @@ class Plant:
         while self.waiting and budget > 0 and len(self.running) < self.values["max_num_seqs"]:
             request = self.waiting[0]
             first = min(request.known, budget, self.values["prefill_chunk_tokens"])
-            if self.running and self._blocks(first) + len(self.running) > self._free():
+            if self.running and not self._has_room(request, first):
                 break
             self.waiting.popleft()
             if request.started is None:
@@ -226,6 +256,14 @@ class Plant:
                 self._observe("vllm:request_queue_time_seconds", self.t - request.arrived)
             self.running.append(request)
             budget -= self._chunk(request, budget, chunks)
+
+    def _has_room(self, request: Request, first: int) -> bool:
+        if not self.contiguous:
+            return self._blocks(first) + len(self.running) <= self._free()
+        needed = self._needs(request, first)
+        if needed <= self._free() and not self.runs.fits(needed):
+            self.stalled = needed
+        return self.runs.fits(needed)
 
     def _chunk(self, request: Request, budget: int, chunks: dict[int, int]) -> int:
         if budget <= 0 or request not in self.running:
@@ -239,7 +277,7 @@ class Plant:
 
     def _own(self, request: Request, tokens: int) -> bool:
         """Blocks for so many tokens, sending the latest back while the pool is short."""
-        needed = self._blocks(tokens) - request.blocks
+        needed = self._needs(request, tokens) - request.blocks
         while needed > self._free():
             assert len(self.running) > 1, "the pool is too small for one"
             victim = self.running.pop()
@@ -248,13 +286,29 @@ class Plant:
             self.counters["vllm:num_preemptions_total"] += 1
             if victim is request:
                 return False
+        if self.contiguous and needed > 0:
+            request.run = self.runs.allocate(needed) or []
+            assert request.run, "it was let in without a run for it"
         request.blocks += needed
         self.used += needed
         return True
 
+    def _lay_out(self) -> None:
+        """All that runs, one behind the other, into a pool as the settings have it now."""
+        self.runs = ContiguousAllocator(self.pool)
+        for request in sorted(self.running, key=lambda each: each.run[:1]):
+            request.blocks = self._needs(request, request.computed)
+            request.run = (self.runs.allocate(request.blocks) or []) if self.contiguous else []
+        self.used = sum(request.blocks for request in self.running)
+
+    def _needs(self, request: Request, tokens: int) -> int:
+        """Blocks for so many of its tokens, or for all there may be but the last."""
+        return self._blocks(request.prompt + request.output - 1 if self.contiguous else tokens)
+
     def _release(self, request: Request) -> None:
         self.used -= request.blocks
-        request.blocks = request.computed = 0
+        self.runs.release(request.run)
+        request.blocks, request.computed, request.run = 0, 0, []
 
     def _took(self, prefill: int, decode: int, attention_s: float) -> float:
         """Graphs are captured for decode steps of up to `graph_seqs_max` requests."""
@@ -301,6 +355,10 @@ class Plant:
         return -(-tokens // int(self.values["kv_block_size"]))
 
     @property
+    def contiguous(self) -> bool:
+        return bool(self.values["kv_allocator"] == "contiguous")
+
+    @property
     def pool(self) -> int:
         return int(self.kv_tokens // self.values["kv_block_size"])
 
@@ -328,8 +386,10 @@ class Plant:
         for metric, value in gauges.items():
             self.store.add(metric, at, float(value), labels)
         for knob, value in self.values.items():
-            shown = float(value == "on") if isinstance(value, str) else float(value)
-            self.store.add("engine:knob", at, shown, labels | {"knob": knob})
+            shown = KNOBS[knob]["choices"].index(value) if isinstance(value, str) else value
+            self.store.add("engine:knob", at, float(shown), labels | {"knob": knob})
+        if self.contiguous:
+            self._scrape_runs(at, labels)
         self.counters["vllm:num_preemptions_total"] += 0
         for metric, value in self.counters.items():
             extra = {"finished_reason": "length"} if metric == "vllm:request_success_total" else {}
@@ -338,3 +398,35 @@ class Plant:
             self.store.add(metric, at, count, labels | {label: value})
         for (metric, phase), row in self.histograms.items():
             self.store.add(metric, at, tuple(row), labels | ({"phase": phase} if phase else {}))
+
+    def _scrape_runs(self, at: datetime, labels: dict[str, str]) -> None:
+        """What a contiguous pool shows beside all others."""
+        size = int(self.values["kv_block_size"])
+        there = [*self.running, *self.waiting]
+        memory = Memory(
+            contiguous=True,
+            block_size=size,
+            total=self.pool,
+            runs=self.runs.free_runs()[:, 1],
+            asked=tuple(self._needs(request, 0) for request in there),
+            stalled=self.stalled,
+            waste_tokens=sum(request.blocks * size - request.known for request in self.running),
+        )
+        gauges = {
+            "engine:kv_largest_free_run_blocks": memory.longest,
+            "engine:kv_internal_waste_tokens": memory.waste_tokens,
+            "engine:kv_fragmentation_entropy": memory.entropy_bits,
+            "engine:kv_alloc_stall_blocks": (
+                memory.stalled if memory.stalled > memory.longest else None
+            ),
+        }
+        for metric, value in gauges.items():
+            if value is not None:
+                self.store.add(metric, at, float(value), labels)
+        for asked, tokens in memory.stranded_tokens().items():
+            self.store.add(
+                "engine:kv_stranded_tokens", at, float(tokens), labels | {"asked": asked}
+            )
+        for bound, count in memory.run_counts():
+            self.store.add("engine:kv_free_runs", at, float(count), labels | {"le": bound})
+        self.counters["engine:kv_alloc_stall_seconds_total"] += 0

@@ -93,6 +93,7 @@ def metrics(*, contiguous: bool = False) -> Metrics:
         total=10,
         runs=np.array([1, 1, 2]),
         asked=(1, 3, 2),
+        stalled=3 if contiguous else 0,
         waste_tokens=5,
     )
     reading = Reading(
@@ -174,6 +175,8 @@ def test_the_entropy_is_there_where_a_pool_can_fragment_and_a_word_is_its_place(
     runs = {"1": 2, "2": 3, "4": 3, "8": 3, "16": 3, "+Inf": 3}
     assert values(paged, "le")["engine:kv_free_runs"] == runs
     assert values(contiguous, "le")["engine:kv_largest_free_run_blocks"] == {"": 2}
+    assert values(contiguous, "le")["engine:kv_alloc_stall_blocks"] == {"": 3}
+    assert "engine:kv_alloc_stall_blocks" not in values(paged, "le")
     stranded = values(contiguous, "asked")["engine:kv_stranded_tokens"]
     assert stranded == {"median": 2 * 32, "largest": 4 * 32}
     assert values(paged, "asked")["engine:kv_stranded_tokens"] == {"median": 0, "largest": 0}

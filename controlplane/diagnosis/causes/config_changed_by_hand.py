@@ -16,6 +16,7 @@ from controlplane.diagnosis.cause import (
     PREEMPTIONS,
     PREFILL_TIME,
     QUEUE_TIME,
+    REJECTED,
     RUNNING,
     SHED,
     STEP_TIME,
@@ -71,8 +72,16 @@ PREFILL = Effect(PREFILL_TIME, "mean", "s", "the mean time of a prompt")
 SENT_BACK = Effect(PREEMPTIONS, "rate", "1/s", "preemptions a second")
 HELD = Effect(KV_USED, "held", "share", "the share of the KV cache a running request holds")
 WAIT = Effect(WAITING, "level", "requests", "the requests waiting")
+TURNED_AWAY = Effect(REJECTED, "rate", "1/s", "requests turned away a second")
+STALLED = Effect(
+    "engine:kv_alloc_stall_seconds_total",
+    "rate",
+    "share of the time",
+    "the share of the time that no run of free blocks was long enough",
+)
 
-# Setting and direction → what shows its harm, and the causes that are then its consequence.
+# Setting and direction (`_direction`) → what shows its harm, and the causes that are then its
+# consequence.
 EFFECTS: dict[tuple[str, str], tuple[tuple[Effect, ...], tuple[str, ...]]] = {
     ("max_num_seqs", "down"): ((WAIT, QUEUE), ("running_cap_too_small",)),
     ("max_num_seqs", "up"): ((STEP_MEAN, SENT_BACK), ("batch_too_large", "kv_pool_exhausted")),
@@ -98,6 +107,15 @@ EFFECTS: dict[tuple[str, str], tuple[tuple[Effect, ...], tuple[str, ...]]] = {
         (Effect(SHED, "rate", "1/s", "requests turned away by their priority a second"),),
         ("shed_by_priority",),
     ),
+    ("backpressure", "up"): ((TURNED_AWAY,), ()),
+    ("backpressure", "down"): ((WAIT, QUEUE), ()),
+    ("tenant_quotas", "up"): ((TURNED_AWAY,), ()),
+    ("tenant_quotas", "down"): ((WAIT, QUEUE), ()),
+    ("kv_allocator", "contiguous"): (
+        (STALLED, QUEUE),
+        ("kv_fragmentation", "kv_pool_exhausted"),
+    ),
+    ("kv_compaction", "down"): ((STALLED,), ("kv_fragmentation",)),
 }
 
 # A setting that limits something is felt only where that reaches the smaller of its two values.
@@ -163,8 +181,11 @@ def _near(scene: Scene) -> list[Change]:
 
 
 def _direction(change: Change) -> str:
-    if isinstance(change.after, str) or isinstance(change.before, str):
-        return "up" if change.after == "on" else "down"
+    """Up or down; of a word that is neither on nor off, the word."""
+    if isinstance(change.after, str):
+        return {"on": "up", "off": "down"}.get(change.after, change.after)
+    if isinstance(change.before, str):
+        return "down"
     return "up" if change.after > change.before else "down"
 
 

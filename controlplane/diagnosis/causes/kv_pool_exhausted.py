@@ -4,7 +4,9 @@ Runbook: docs/causes/kv_pool_exhausted.md. A paged pool loses nothing to gaps be
 is full because what runs needs more tokens than it has, or because the last block of each request
 is mostly empty. The second is cured by smaller blocks. No cap makes room for the first: an engine
 lets no more in than its pool holds. Running fewer wins back what is computed again for those sent
-back, and nothing else, so it is wished for only where that is worth the places given up.
+back, and nothing else, so it is wished for only where that is worth the places given up. A
+contiguous pool is full of what is reserved for tokens yet to come as well. Paging it is a person's:
+more may run then than could be put back.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from controlplane.diagnosis.cause import (
     working,
 )
 
-BLOCK = "kv_block_size"
+BLOCK, ALLOCATOR = "kv_block_size", "kv_allocator"
 STEPS = "engine:steps_total"
 FULL_MIN = 0.9  # used at the fullest moment
 GREW = 2.0  # preemptions a second, now over before
@@ -287,7 +289,7 @@ def _remedy(scene: Scene, pool: Pool | None, again: float | None) -> tuple[tuple
         wishes.insert(place, Wish(BLOCK, smaller, why))
     if wishes:
         return tuple(wishes), ""
-    return (), _no_remedy(pool, cap, again)
+    return (), _no_remedy(scene, pool, cap, again)
 
 
 def _fewer(pool: Pool, again: float | None) -> Wish:
@@ -301,7 +303,7 @@ def _fewer(pool: Pool, again: float | None) -> Wish:
     return Wish(CAP, max(1.0, pool.fits), why, limit=lowest)
 
 
-def _no_remedy(pool: Pool, cap: float, again: float | None) -> str:
+def _no_remedy(scene: Scene, pool: Pool, cap: float, again: float | None) -> str:
     """Why no knob helps: what waits has no room, whoever is let in."""
     if pool.fits >= cap:
         told = f"the cap of {cap:g} is no more than the KV cache holds"
@@ -311,6 +313,11 @@ def _no_remedy(pool: Pool, cap: float, again: float | None) -> str:
             f"the KV cache holds about {hold} whatever the cap of {cap:g}, and only {again:.0%} of "
             "the steps' time goes to computing again what was sent back: fewer at once would serve "
             "fewer"
+        )
+    if scene.engine.values.get(ALLOCATOR) == "contiguous":
+        return (
+            f"{told}; its blocks are reserved for all that requests may become: a paged pool, a "
+            "larger one or a lower max_tokens helps"
         )
     return f"{told}; its blocks are filled: only a larger pool or shorter requests help"
 

@@ -85,7 +85,12 @@ class LoadBeyondCapacity:
             remedy,
             no_remedy,
             verdict="" if over else INFEASIBLE,
-            explains=("running_cap_too_small", "kv_pool_exhausted", "batch_too_large"),
+            explains=(
+                "running_cap_too_small",
+                "kv_pool_exhausted",
+                "kv_fragmentation",
+                "batch_too_large",
+            ),
         )
 
 

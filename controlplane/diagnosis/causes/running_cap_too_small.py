@@ -13,15 +13,11 @@ import math
 from controlplane.diagnosis.cause import (
     CAP,
     KV_USED,
-    METRIC_OF,
     PREEMPTIONS,
-    QUEUE_TIME,
     RUNNING,
     WAITING,
-    WORD_OF,
     Fact,
     Finding,
-    Histogram,
     Scene,
     Track,
     Wish,
@@ -32,16 +28,17 @@ from controlplane.diagnosis.cause import (
     mean,
     measured,
     percentile,
+    queue_fact,
     queue_follows,
     score,
     several,
     slower_fact,
+    waits_fact,
 )
 
 AT_CAP = 0.95  # "at the cap", or one below it: a place is empty for a moment when a request ends
 BOUND_SHARE_MIN = 0.5  # the cap binds for most of the time that anyone waits
 LOOKS_MIN = 2  # one look at a queue may be chance
-QUEUE_SHARE_MIN = 0.5  # most of the latency is waiting
 KV_USED_MAX = 0.9  # above it more running requests would be preempted, not served
 KV_USED_AFTER_MAX = 0.95  # what the remedy may fill, were KV to grow with the running requests
 
@@ -57,9 +54,9 @@ class RunningCapTooSmall:
         running, waiting = scene.gauge(RUNNING), scene.gauge(WAITING)
         kv = scene.gauge(KV_USED, over="max")
         evidence = (
-            _objective_fact(scene),
+            waits_fact(scene),
             _bound_fact(scene, cap),
-            _queue_fact(scene),
+            queue_fact(scene),
             _waiting_fact(waiting),
             _kv_fact(kv),
             _preemption_fact(scene),
@@ -86,13 +83,6 @@ class RunningCapTooSmall:
             no_remedy,
             applies=evidence[0].supports,
         )
-
-
-def _objective_fact(scene: Scene) -> Fact:
-    waits = scene.objective.measures in ("ttft", "e2e", "success")
-    says = "suffers" if waits else "does not suffer"
-    text = f"“{scene.objective.name}” {says} from requests waiting before they run"
-    return Fact(text, waits, required=True, weight=0.5)
 
 
 def _bound_fact(scene: Scene, cap: float | None) -> Fact:
@@ -127,39 +117,6 @@ def _bound_fact(scene: Scene, cap: float | None) -> Fact:
         required=True,
         weight=2,
     )
-
-
-def _queue_fact(scene: Scene) -> Fact:
-    """Queue time as a share of the latency the objective measures."""
-    kind = scene.objective.measures if scene.objective.measures in METRIC_OF else "ttft"
-    share = _share(scene.histogram(QUEUE_TIME), scene.histogram(METRIC_OF[kind]))
-    before = _share(
-        scene.histogram(QUEUE_TIME, reference=True),
-        scene.histogram(METRIC_OF[kind], reference=True),
-    )
-    track = scene.means(QUEUE_TIME)
-    if share is None:
-        text = "How long requests queued was not measured"
-    else:
-        then = "" if before is None else f" ({before:.0%} before)"
-        text = f"The mean wait in the queue is {share:.0%} of the mean {WORD_OF[kind]}{then}"
-    return measured(
-        text,
-        share is not None and share >= QUEUE_SHARE_MIN,
-        track=Track(before, share, track.points),
-        metric=QUEUE_TIME,
-        unit=f"share of {WORD_OF[kind]}",
-        threshold=QUEUE_SHARE_MIN,
-        required=True,
-        weight=2,
-    )
-
-
-def _share(part: Histogram | None, whole: Histogram | None) -> float | None:
-    """Mean over mean, so that requests counted in one and not yet in the other don't matter."""
-    if part is None or whole is None or part.mean is None or not whole.mean:
-        return None
-    return min(1.0, part.mean / whole.mean)
 
 
 def _waiting_fact(waiting: Track) -> Fact:

@@ -63,7 +63,12 @@ class ShedByPriority:
                 "away it serves again, on trial, once no other promise is broken; to answer all of "
                 "them before that takes more engines or less load"
             ),
-            explains=("running_cap_too_small", "load_beyond_capacity", "kv_pool_exhausted"),
+            explains=(
+                "running_cap_too_small",
+                "load_beyond_capacity",
+                "kv_pool_exhausted",
+                "kv_fragmentation",
+            ),
             applies=evidence[0].supports,
         )
 

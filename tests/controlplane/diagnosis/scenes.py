@@ -46,6 +46,20 @@ def plant(seed: int = 1, *, cap: int = 32, **mechanics: Any) -> Plant:
     return made
 
 
+# Little asked and much told: they hold their memory long, and 14 of them lie side by side in it.
+TOLD_MUCH = {"prompt": 8, "output": 128, "rate": 6.0, "kv_tokens": 2048}
+# One in twenty is told five times as much from now on.
+MIXED = {"long_share": 0.05, "long_output": 600}
+
+
+def contiguous(seed: int = 1, *, compacted: bool = False, **mechanics: Any) -> Plant:
+    """Each request has one run of blocks for all it may become."""
+    made = plant(seed, **TOLD_MUCH | mechanics)
+    values = {"kv_allocator": "contiguous", "kv_compaction": "on" if compacted else "off"}
+    made.apply(values, by="set-up")
+    return made
+
+
 def scene(
     plant: Plant, objective: ObjectiveFacts, *, window_s: float = 15.0, bad_s: float = BAD_S
 ) -> Scene:
@@ -170,6 +184,13 @@ FAULTS = (
         _set(output=240, prompt=160),
     ),
     Fault(
+        "some long answers among short ones, in a pool of runs",
+        "kv_fragmentation",
+        TTFT,
+        contiguous,
+        _set(**MIXED),
+    ),
+    Fault(
         "the graph is lost",
         "graph_capture_lost",
         GAP,
@@ -239,6 +260,13 @@ FAULTS = (
         GAP,
         lambda seed: plant(seed, rate=5.0, prompt=1500, b=0.00004),
         _edit(prefill_chunk_tokens=2048),
+    ),
+    Fault(
+        "runs no longer moved together, by hand",
+        "config_changed_by_hand",
+        TTFT,
+        lambda seed: contiguous(seed, compacted=True, **MIXED),
+        _edit(kv_compaction="off"),
     ),
     Fault(
         "capture turned off by hand",

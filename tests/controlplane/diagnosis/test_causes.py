@@ -389,6 +389,20 @@ def test_a_hand_edit_is_named_with_who_and_put_back_to_the_very_value() -> None:
     assert (wish.knob, wish.to, wish.exact) == ("max_num_seqs", 20, True)
 
 
+@pytest.mark.parametrize("knob", ["backpressure", "tenant_quotas"])
+def test_a_door_that_somebody_closed_is_named(knob: str) -> None:
+    def closed(engine: Plant) -> None:
+        engine.apply({knob: "on"}, by="alice")
+        engine.queue_max = 1
+
+    found = examine("config_changed_by_hand", trouble_by(plant(rate=25.0), closed), ANSWERED)
+    assert found.score >= 0.9, refuted_by(found)
+    assert f"alice changed {knob} from off to on" in found.because
+    assert "requests turned away a second went from 0 to" in found.because
+    (wish,) = found.remedy
+    assert (wish.knob, wish.to) == (knob, "off")
+
+
 def test_what_trimtab_changed_is_not_by_hand() -> None:
     engine = plant(rate=35.0)
     trouble_by(engine, lambda p: p.apply({"max_num_seqs": 4}, by="trimtab-agent apply 1"))
