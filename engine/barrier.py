@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +92,7 @@ class Barrier:
         self.swap_s = 0.0  # how long the last swap held up the steps
         self.unsupported: dict[str, str] = {}  # knob → why this device cannot
         self.capture_lost = False
+        self.graphs: dict[tuple[int, Format], Graphs] = {}
         self.canary = Canary(runner)
         self.canary.learn(runner.pool.kept)
 
@@ -175,7 +176,9 @@ class Barrier:
         native = kept == Format(model.dtype)
         if native and (compiled := self.workshop.find()) is not None:
             return compiled
-        graphs = capture(model, running.kv_block_size, kept)
+        # Kept, since TorchScript never gives back what it recorded.
+        which = running.kv_block_size, kept
+        graphs = self.graphs[which] = self.graphs.get(which) or capture(model, *which)
         if native:
             self.workshop.order(self.upgrade)
         return graphs
@@ -239,7 +242,7 @@ class Swap:
 
     `pool` None: the blocks stay as they are. `caching`: whether prefixes are; turned on or off, or
     with other blocks, the cache is empty. `kind`: of allocator. Raises NotPossible, and all else is
-    as before.
+    as before. `left` is what stood before: who asked gives its memory back, not the step thread.
     """
 
     barrier: Barrier
@@ -247,6 +250,7 @@ class Swap:
     captured: Captured | None
     caching: bool
     kind: str
+    left: list[Layout] = field(default_factory=list)
 
     def __call__(self) -> None:
         began = time.monotonic()
@@ -256,6 +260,7 @@ class Swap:
         try:
             layout = before[0] if self.pool is None else self._moved(self.pool)
             self._use(layout, self.captured)
+            self.left.append(before[0])
             barrier.canary.prove()
             # Last: what is cached is lost with it.
             scheduler.prefixes.turn(self.caching)

@@ -12,12 +12,14 @@ from __future__ import annotations
 import copy
 import mmap
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import torch
 
 from engine.kv.formats import Format, Part
 
+MOVED_TOKENS = 8192  # at a time
 CANARY_TOKENS = 24  # of the sequence that proves a change of the pool or of the graph
 
 
@@ -183,11 +185,16 @@ class KVPool:
             each.movedim(0, 2).index_put_((block, offset), part.transpose(0, 1))
 
     def move(self, to: KVPool, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies tokens by slot into another pool; converts what is kept otherwise there."""
-        for layer in range(len(self.keys)):
-            parts = self._as_in(to, layer, source)
+        """Copies tokens by slot into another pool; converts what is kept otherwise there.
+
+        In their order, some at a time: what they pass through stays in the cache of the CPU. So a
+        pool may be its own target where no token goes up.
+        """
+        some = zip(source.split(MOVED_TOKENS), target.split(MOVED_TOKENS), strict=True)
+        for (here, there), layer in product(some, range(len(self.keys))):
+            parts = self._as_in(to, layer, here)
             for part, tensor in zip(parts, to._of(layer), strict=True):
-                lines, where = to._lines(tensor, target)
+                lines, where = to._lines(tensor, there)
                 lines.index_copy_(0, where, part.reshape(-1, part.size(-1)))
 
     def same(self, other: KVPool, source: torch.Tensor, target: torch.Tensor) -> bool:
