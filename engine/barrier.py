@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -245,7 +245,7 @@ class Swap:
 
     `pool` None: the blocks stay as they are. `caching`: whether prefixes are; turned on or off, or
     with other blocks, the cache is empty. `kind`: of allocator. Raises NotPossible, and all else is
-    as before.
+    as before. `left` is what stood before: who asked gives its memory back, not the step thread.
     """
 
     barrier: Barrier
@@ -253,6 +253,7 @@ class Swap:
     captured: Captured | None
     caching: bool
     kind: str
+    left: list[Layout] = field(default_factory=list)
 
     def __call__(self) -> None:
         began = time.monotonic()
@@ -264,6 +265,7 @@ class Swap:
         try:
             layout = before[0] if self.pool is None else self._moved(self.pool)
             self._use(layout, self.captured)
+            self.left.append(before[0])
             barrier.canary.prove()
             # Last: what is cached is lost with it.
             scheduler.prefixes.turn(self.caching)

@@ -18,6 +18,7 @@ import torch
 
 from engine.kv.formats import Format, Part
 
+MOVED_TOKENS = 8192  # at a time
 CANARY_TOKENS = 24  # of the sequence that proves a change of the pool or of the graph
 
 
@@ -191,15 +192,19 @@ class KVPool:
     ) -> int:
         """Copies tokens by slot into another pool; converts what is kept otherwise there.
 
-        Returns how many layers were copied: all, unless `stop` said so before one of them.
+        In their order, some at a time: what they pass through stays in the cache of the CPU. So a
+        pool may be its own target where no token goes up. Returns how many layers were copied: all,
+        unless `stop` said so before one of them.
         """
+        some = list(zip(source.split(MOVED_TOKENS), target.split(MOVED_TOKENS), strict=True))
         for layer in range(len(self.keys)):
             if stop():
                 return layer
-            parts = self._as_in(to, layer, source)
-            for part, tensor in zip(parts, to._of(layer), strict=True):
-                lines, where = to._lines(tensor, target)
-                lines.index_copy_(0, where, part.reshape(-1, part.size(-1)))
+            for here, there in some:
+                parts = self._as_in(to, layer, here)
+                for part, tensor in zip(parts, to._of(layer), strict=True):
+                    lines, where = to._lines(tensor, there)
+                    lines.index_copy_(0, where, part.reshape(-1, part.size(-1)))
         return len(self.keys)
 
     def same(self, other: KVPool, source: torch.Tensor, target: torch.Tensor) -> bool:
