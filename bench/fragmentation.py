@@ -198,7 +198,7 @@ def main() -> int:
     if shutil.which(COMPILER):
         build(home(), SHAPES["1.3m"], 1)
     engine, rng = Engine(), np.random.default_rng(options.seed)
-    scenario = replace(SCENARIO, calm=options.load, load=options.load)
+    scenario = replace(SCENARIO, load=options.load)
     supply = scenario.supply(1.0)[:SUSTAINED_OF]
     engine.change(RUNS)
     engine.sustained(supply)  # warm

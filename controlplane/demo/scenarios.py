@@ -26,7 +26,6 @@ LONG_PROMPT_TOKENS = 1200
 LONG_ANSWERS = 6  # times as long as usual; capped as usual: 94 tokens on average instead of 26
 # Little asked and much told: steps that only decode, which is what a captured graph is for.
 ASKED_TOKENS, TOLD_TOKENS = 8, 256
-LONG_ANSWER_TOKENS = 1200
 # As somebody promises who speaks while it is generated: 3 % of a window's gaps are bad enough.
 SPOKEN = {
     "slug": "chat-gap",
@@ -45,10 +44,11 @@ SPOKEN = {
 THROUGHPUT_FIRST = {"prefill_chunk_tokens": 2048}
 # Half of 96 blocks still serve nine tenths of what they all do, half of these two thirds.
 SMALL_POOL = ("--model-len-max", "448", "--kv-pool-blocks", "56")
-# KV memory as before PagedAttention. 15 requests fit in, and while all ask for as much, whoever
-# ends leaves a run that fits the next.
+# KV memory as before PagedAttention. Nine requests fit in, and while all ask for as much, whoever
+# ends leaves a run that fits the next; a long one needs half of the pool in one run, for a moment.
 RUNS = {"kv_allocator": "contiguous"}
-POOL_OF_RUNS = ("--kv-pool-blocks", "256")
+POOL_OF_RUNS = ("--kv-pool-blocks", "160")
+LABEL_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class Scenario:
     after the shift (engine.load.bursts).
 
     `long_prompts` is the share of requests that ask with LONG_PROMPT_TOKENS after the shift, and
-    answers are `answers` times as long then, up to OUTPUT_TOKENS_MAX; `long_answers` is the share
-    that is told LONG_ANSWER_TOKENS then. With `decode_bound` all others ask with ASKED_TOKENS and
-    are told TOLD_TOKENS. `tiers` are the shares of the priorities sent.
+    are told `long_told` tokens, as usual where that is 0; answers are `answers` times as long then,
+    up to OUTPUT_TOKENS_MAX; with `decode_bound` all ask with ASKED_TOKENS and are told TOLD_TOKENS.
+    `tiers` are the shares of the priorities sent.
     `knobs` is how the engine was set up, and `promises` are objectives, besides those of every
     demo. `cause` is what a right explanation names first; "" where nothing is to be explained.
     Only benches compare with it, afterwards.
@@ -85,8 +85,8 @@ class Scenario:
     load: float = CALM
     crowd_every_s: float = 0.0
     long_prompts: float = 0.0
+    long_told: int = 0
     answers: int = 1
-    long_answers: float = 0.0
     decode_bound: bool = False
     tiers: Mapping[str, float] = field(default_factory=dict)
     engine_options: tuple[str, ...] = ()
@@ -105,11 +105,10 @@ class Scenario:
         rng = np.random.default_rng([seed, 2])
         long = rng.random(len(plain)) < self.long_prompts
         tiers = drawn_from(rng, self.tiers, len(plain))
-        told = np.random.default_rng([seed, 3]).random(len(plain)) < self.long_answers
         return [
-            replace(self._shifted(request, asks, is_told) if request.at_s >= quiet_s else request,
+            replace(self._shifted(request, is_long) if request.at_s >= quiet_s else request,
                     priority=tier)
-            for request, asks, is_told, tier in zip(plain, long, told, tiers, strict=True)
+            for request, is_long, tier in zip(plain, long, tiers, strict=True)
         ]  # fmt: skip
 
     def supply(self, seconds: float) -> list[Request]:
@@ -124,11 +123,10 @@ class Scenario:
             replace(each, prompt_tokens=ASKED_TOKENS, output_tokens=TOLD_TOKENS) for each in drawn
         ]
 
-    def _shifted(self, request: Request, asks_long: bool, told_long: bool) -> Request:
-        if asks_long:
-            request = replace(request, prompt_tokens=LONG_PROMPT_TOKENS)
-        if told_long:
-            return replace(request, output_tokens=LONG_ANSWER_TOKENS)
+    def _shifted(self, request: Request, is_long: bool) -> Request:
+        if is_long:
+            told = self.long_told or request.output_tokens
+            request = replace(request, prompt_tokens=LONG_PROMPT_TOKENS, output_tokens=told)
         if self.answers == 1:
             return request
         tokens = min(self.answers * request.output_tokens, OUTPUT_TOKENS_MAX)
@@ -223,14 +221,15 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             "kv-fragmented",
-            f"One request in twenty asks for {LONG_ANSWER_TOKENS:,} tokens, and the engine gives "
-            "each one run of KV memory for all it may become.",
+            f"One request in five brings {LONG_PROMPT_TOKENS:,} tokens to be labelled; the engine "
+            "gives each one run of KV memory for all it may become.",
             "Requests wait for a free run long enough while memory enough is free, but apart; what "
             "runs is moved together from then on, and stays so if fewer are late.",
             decode_bound=True,
-            calm=0.45,
-            load=0.45,
-            long_answers=0.05,
+            calm=0.5,
+            load=0.55,
+            long_prompts=0.2,
+            long_told=LABEL_TOKENS,
             engine_options=POOL_OF_RUNS,
             knobs=RUNS,
             cause="kv_fragmentation",

@@ -85,7 +85,8 @@ class Request:
 class Plant:
     """Rates, lengths and mechanics may be changed between calls of `run_until`.
 
-    Lengths vary by `spread` of their mean; of the requests `long_share` are told `long_output`.
+    Lengths vary by `spread` of their mean; `long_share` of the requests have those of
+    `long` instead, prompt and output.
     """
 
     name: str = "engine-0"
@@ -96,7 +97,7 @@ class Plant:
     output: int = 40
     spread: float = 0.25
     long_share: float = 0.0
-    long_output: int = 0
+    long: tuple[int, int] = (0, 0)
     priorities: dict[int, float] = field(default_factory=lambda: {1: 1.0})
     queue_max: int = 10_000
     a: float = 0.004
@@ -199,7 +200,7 @@ class Plant:
         )
         prompt, output = lengths
         if self.long_share and self.random.random() < self.long_share:
-            output = self.long_output
+            prompt, output = self.long
         levels, shares = zip(*self.priorities.items(), strict=True)
         priority = levels[0] if len(levels) == 1 else self.random.choices(levels, shares)[0]
         self.labelled["engine:requests_received_total", "priority", str(priority)] += 1

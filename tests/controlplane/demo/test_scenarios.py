@@ -11,7 +11,7 @@ import pytest
 
 from controlplane.demo.scenarios import (
     ASKED_TOKENS,
-    LONG_ANSWER_TOKENS,
+    LABEL_TOKENS,
     LONG_PROMPT_TOKENS,
     SCENARIOS,
     TOLD_TOKENS,
@@ -77,15 +77,11 @@ def test_a_load_bound_by_decode_asks_little_and_is_told_much() -> None:
     assert {(r.prompt_tokens, r.output_tokens) for r in asked} == {(ASKED_TOKENS, TOLD_TOKENS)}
 
 
-def test_lengths_are_alike_until_some_are_told_long_answers() -> None:
-    scenario = SCENARIOS["kv-fragmented"]
-    requests = scenario.requests(1, 50.0, 60.0, 240.0)
-    quiet = [r.output_tokens for r in requests if r.at_s < 60]
-    shifted = Counter(r.output_tokens for r in requests[len(quiet) :])
-    assert set(quiet) == {TOLD_TOKENS}
-    assert set(shifted) == {TOLD_TOKENS, LONG_ANSWER_TOKENS}
-    share = shifted[LONG_ANSWER_TOKENS] / shifted.total()
-    assert share == pytest.approx(scenario.long_answers, abs=0.01)
+def test_lengths_are_alike_until_some_ask_long_and_are_told_little() -> None:
+    requests = SCENARIOS["kv-fragmented"].requests(1, 50.0, 60.0, 60.0)
+    lengths = {(r.at_s < 60, r.prompt_tokens, r.output_tokens) for r in requests}
+    usual, long = (ASKED_TOKENS, TOLD_TOKENS), (LONG_PROMPT_TOKENS, LABEL_TOKENS)
+    assert lengths == {(True, *usual), (False, *usual), (False, *long)}
 
 
 def test_an_overload_comes_in_tiers() -> None:

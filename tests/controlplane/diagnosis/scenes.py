@@ -46,10 +46,10 @@ def plant(seed: int = 1, *, cap: int = 32, **mechanics: Any) -> Plant:
     return made
 
 
-# Little asked and much told: they hold their memory long, and 14 of them lie side by side in it.
-TOLD_MUCH = {"prompt": 8, "output": 128, "rate": 6.0, "kv_tokens": 2048}
-# One in twenty is told five times as much from now on.
-MIXED = {"long_share": 0.05, "long_output": 600}
+# Little asked and much told: they hold their memory long, and eight of them lie side by side in it.
+TOLD_MUCH = {"prompt": 8, "output": 128, "rate": 8.0, "kv_tokens": 1280}
+# From now on one in five needs half of the pool in one run, for a moment.
+MIXED = {"long_share": 0.2, "long": (600, 8)}
 
 
 def contiguous(seed: int = 1, *, compacted: bool = False, **mechanics: Any) -> Plant:
@@ -184,7 +184,7 @@ FAULTS = (
         _set(output=240, prompt=160),
     ),
     Fault(
-        "some long answers among short ones, in a pool of runs",
+        "long prompts among short ones, in a pool of runs",
         "kv_fragmentation",
         TTFT,
         contiguous,

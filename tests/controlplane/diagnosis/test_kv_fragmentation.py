@@ -68,11 +68,11 @@ def test_free_blocks_that_lie_apart_are_named_with_their_numbers(seed: int) -> N
 
 
 @SEEDS
-def test_either_knob_ends_the_stalls_and_a_paged_pool_the_harm(seed: int) -> None:
+def test_either_knob_ends_the_stalls_and_the_harm(seed: int) -> None:
     engine = trouble(contiguous(seed), **MIXED)
     paged = trouble(plant(seed, **TOLD_MUCH), **MIXED)
     moved = trouble(contiguous(seed, compacted=True), **MIXED)
-    assert late(paged) < 0.2 * late(engine)
+    assert max(late(paged), late(moved)) < 0.4 * late(engine)
     assert stalled(paged) == 0
     assert stalled(moved) < 0.1 * stalled(engine)
 
