@@ -8,10 +8,9 @@
   static  the best of 12 fixed configurations, chosen in hindsight, the loop watching
 
 Control plane, agent, engine and this client run alike in every arm, at the default times: only who
-may act, and the configuration, differ. The load shifts from calm and steady to bursts
-(engine.load.bursts) of a mean well below what the engine sustains in such a house, which takes its
-part of the machine too: whether crowds wait is then a matter of configuration, not of the last 5 %
-of the machine's speed.
+may act, and the configuration, differ. The load is the demo's (scenario `burst`): calm and steady
+traffic, then crowds that ask for longer answers, of a mean well below what the engine sustains in
+such a house. Whether they wait is then a matter of configuration, not of the machine's speed.
 
 One seed takes a quarter of an hour. `--json` appends what came of it to a file; `--sum` prints the
 verdict over such files, of the worst seed.
@@ -22,13 +21,12 @@ verdict over such files, of the worst seed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -46,12 +44,13 @@ from plant import (
 
 from controlplane.demo.client import good_again_s
 from controlplane.demo.house import House
+from controlplane.demo.measuring import best_look
 from controlplane.demo.pace import NORMAL
-from engine.load import Request, arrivals, bursts
-from engine.replay import Record, Status, Summary, calibrate, summarise
+from controlplane.demo.scenarios import SCENARIOS, Scenario
+from engine.load import Request
+from engine.replay import Record, Status, Summary, summarise
 
-# Shares of capacity: the demo's crowds, and more of them, so that no setting serves all in time.
-CALM, LOAD = 0.4, 0.75
+BURST = SCENARIOS["burst"]
 # 12 fixed configurations around the defaults (32, 2048, 512), on the knobs' own ladders.
 STATIC = [
     {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "prefill_chunk_tokens": chunk}
@@ -60,6 +59,7 @@ STATIC = [
 ]
 DEFAULTS = {"max_num_seqs": 32, "max_num_batched_tokens": 2048, "prefill_chunk_tokens": 512}
 SCREENED = (6, 3, 1)  # of them are left after each turn
+SCREEN_CALM_S = 1.0  # before its crowds
 
 
 Row = dict[str, Any]
@@ -114,22 +114,22 @@ def one_run(
         )  # fmt: skip
 
 
-def capacity_of(built: House) -> float:
+def capacity_of(built: House, burst: Scenario) -> float:
     """Requests a second its engine sustains beside control plane and agent, with the defaults."""
     warm_up(built)
-    return asyncio.run(calibrate(built.engine_url, seconds=6.0)).requests_per_s
+    return best_look(built, burst, lambda doing: None)
 
 
-def best_static(load: float, seconds: float) -> dict[str, int]:
+def best_static(burst: Scenario, seconds: float) -> dict[str, int]:
     """The configuration with the largest share inside: all, then ever fewer, under other crowds.
 
     What they score adds up; where that is equal, the shorter time to first token decides.
     """
     with house(acting=False, pace=NORMAL) as built:
-        rate = load * capacity_of(built)
+        capacity = capacity_of(built, burst)
         left, scores = STATIC, {describe(values): (0.0, 0.0) for values in STATIC}
         for turn, kept in enumerate(SCREENED):
-            requests = arrivals(1000 + turn, bursts(1000 + turn, seconds, rate), name="screen")
+            requests = burst.requests(1000 + turn, capacity, SCREEN_CALM_S, seconds)
             for values in left:
                 built.configure(values, by="bench")
                 records, replayer, _ = drive(built, requests)
@@ -163,16 +163,16 @@ def row(run: Run) -> str:
 def compare(options: argparse.Namespace) -> Row:
     """One seed: what each arm came to, as `judge` reads it."""
     began, seed = time.monotonic(), options.seed
-    static = best_static(options.load, options.screen_s)
+    burst = replace(BURST, calm=options.calm, load=options.load)
+    static = best_static(burst, options.screen_s)
     say(f"  best static: {describe(static)}")
     # Measured as close to the runs as can be: a shared machine is not as fast now as minutes ago.
     with house(acting=False, pace=NORMAL) as built:
-        capacity = capacity_of(built)
+        capacity = capacity_of(built, burst)
     calm, high = options.calm * capacity, options.load * capacity
     say(f"  capacity {capacity:.1f} requests/s: {calm:.1f} for {options.quiet_s:g} s, "
-        f"then {high:.1f} in bursts for {options.shift_s:g} s")  # fmt: skip
-    phases = [(options.quiet_s, calm), *bursts(seed, options.shift_s, high)]
-    requests = arrivals(seed, phases, name="bench")
+        f"then {high:.1f} in crowds for {options.shift_s:g} s")  # fmt: skip
+    requests = burst.requests(seed, capacity, options.quiet_s, options.shift_s)
     arms = [("off", DEFAULTS), ("on", DEFAULTS), ("static", static)]
     runs: dict[str, Run] = {}
     for arm, values in arms[seed % 3 :] + arms[: seed % 3]:
@@ -220,11 +220,11 @@ def judge(rows: Sequence[Row]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and lengths")
-    parser.add_argument("--calm", type=float, default=CALM, help="share of capacity, before")
-    parser.add_argument("--load", type=float, default=LOAD, help="share of capacity, after")
+    parser.add_argument("--calm", type=float, default=BURST.calm, help="share of capacity, before")
+    parser.add_argument("--load", type=float, default=BURST.load, help="share of capacity, after")
     parser.add_argument("--quiet-s", type=float, default=5)
     parser.add_argument("--shift-s", type=float, default=225)
-    parser.add_argument("--screen-s", type=float, default=5)
+    parser.add_argument("--screen-s", type=float, default=8)
     parser.add_argument("--json", type=Path, metavar="FILE", help="append what came of it")
     parser.add_argument("--sum", type=Path, nargs="+", metavar="FILE", help="judge such files")
     options = parser.parse_args()

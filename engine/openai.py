@@ -136,6 +136,7 @@ def parse(
         stop=stops(body),
         temperature=temperature,
         generator=generator,
+        allowed=allowed_tokens(body, tokenizer),
         parent=parent,
         priority=priority_of(priority),
         salt=cache_salt(body),
@@ -177,6 +178,20 @@ def prompt_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
             raise bad("prompt", f"token ids must lie in 0 to {len(tokenizer.pieces) - 1}")
         return prompt
     raise bad("prompt", "want one text, or one non-empty list of token ids")
+
+
+def allowed_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> np.ndarray | None:
+    """`allowed_token_ids`, as vLLM: the only tokens the answer may be made of; None: any."""
+    value = body.get("allowed_token_ids")
+    if value is None:
+        return None
+    vocabulary = len(tokenizer.pieces)
+    ids = isinstance(value, list) and all(type(i) is int for i in value)
+    if not ids or not value or not 0 <= min(value) <= max(value) < vocabulary:
+        raise bad(
+            "allowed_token_ids", f"want a non-empty list of token ids, each 0 to {vocabulary - 1}"
+        )
+    return np.unique(np.array(value, np.int64))
 
 
 def chat_tokens(body: dict[str, Any], tokenizer: Tokenizer) -> list[int]:

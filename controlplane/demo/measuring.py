@@ -39,8 +39,7 @@ def sustained(
     """Requests a second, as the scenario's are before its shift, that such a house sustains.
 
     Control plane and agent take their part of the machine, so that an engine alone sustains more.
-    The best of three looks: what disturbs one for seconds is not what the story is about. In a
-    house of its own, for a measurement is no traffic. `tell` hears what is being done.
+    In a house of its own, for a measurement is no traffic. `tell` hears what is being done.
     """
     trial = replace(
         house,
@@ -48,20 +47,25 @@ def sustained(
         ports=Ports.free(),
         settings={**house.settings, "TRIMTAB_AUTOPILOT": "0"},
     )
-    best = 0.0
     try:
         trial.start()
-        for look in range(LOOKS):
-            found = f", {best:.0f} requests/s so far" if best else ""
-            tell(f"look {look + 1} of {LOOKS}{found}")
-            capacity = asyncio.run(
-                calibrate(trial.engine_url, seconds=LOOK_S, requests=scenario.supply(LOOK_S))
-            )
-            best = max(best, capacity.requests_per_s)
+        best = best_look(trial, scenario, tell)
         tell(f"{best:.0f} requests/s; ending that house")
+        return best
     finally:
         trial.stop()
         shutil.rmtree(trial.home, ignore_errors=True)
+
+
+def best_look(house: House, scenario: Scenario, tell: Callable[[str], None]) -> float:
+    """Requests a second: what disturbs one of the looks for seconds is not what it sustains."""
+    best = 0.0
+    for look in range(LOOKS):
+        found = f", {best:.0f} requests/s so far" if best else ""
+        tell(f"look {look + 1} of {LOOKS}{found}")
+        supply = scenario.supply(LOOK_S)
+        capacity = asyncio.run(calibrate(house.engine_url, seconds=LOOK_S, requests=supply))
+        best = max(best, capacity.requests_per_s)
     return best
 
 

@@ -24,6 +24,7 @@ from engine.exec.rows import Rows
 from engine.exec.step import Step, padded
 from engine.kv.pool import KVPool
 from engine.models.llama import Llama
+from engine.sched.request import Request
 from engine.sched.scheduler import Plan
 
 SETTLED_FLOP_MAX = 50_000_000_000  # 3,000 tokens of the 8m, 185 of a model of 135 million weights
@@ -65,16 +66,16 @@ class Runner:
             return np.empty(0, np.int64), chosen[0][:0]
         logits, best, close = (part[:wanted] for part in chosen)
         tokens, rivals = best.numpy(), close.numpy()
-        for i, request in enumerate(plan.sampled) if step.sampling else ():
-            if request.temperature > 0:
-                tokens[i] = draw(logits[i], request.temperature, request.generator)
-                rivals[i] = 1
+        for i, request in enumerate(plan.sampled) if not step.plain else ():
+            if not request.plain:
+                tokens[i], rivals[i] = apart(request, logits[i], self.model.tolerance)
         for i in np.flatnonzero(rivals > 1).tolist():
-            row = plan.sampled[i].row
-            if not self.pool.exact or rows.known[row] > self.settled_tokens_max:
+            request = plan.sampled[i]
+            known = rows.known[request.row]
+            if not self.pool.exact or known > self.settled_tokens_max:
                 continue
-            sequence = torch.from_numpy(rows.tokens[row, : rows.known[row]])
-            tokens[i] = int(self.model.dense(sequence)[-1].argmax())
+            sequence = torch.from_numpy(rows.tokens[request.row, :known])
+            tokens[i], _ = apart(request, self.model.dense(sequence)[-1], self.model.tolerance)
             self.near_ties += 1
         return tokens, logits
 
@@ -100,6 +101,22 @@ def eager(step: Step) -> Chosen:
     hidden = step.model.hidden(step.tokens, step.positions, step.attention)
     sampled = torch.from_numpy(padded(step.sampled))
     return choose(step.model.logits(hidden.index_select(0, sampled)), step.model.tolerance)
+
+
+def apart(request: Request, logits: torch.Tensor, tolerance: torch.Tensor) -> tuple[int, int]:
+    """The next token of one request, and how many rounding could not tell from it.
+
+    logits: (vocabulary,). Of `request.allowed` only, where that is set: from its first token, which
+    a prompt's last chunk gives, on.
+    """
+    if request.allowed is not None:
+        logits = logits[torch.from_numpy(request.allowed)]
+    if request.temperature > 0:
+        token, rivals = draw(logits, request.temperature, request.generator), 1
+    else:
+        token = int(logits.argmax())
+        rivals = int((logits >= logits[token] - 2 * tolerance).sum())
+    return token if request.allowed is None else int(request.allowed[token]), rivals
 
 
 def draw(logits: torch.Tensor, temperature: float, generator: np.random.Generator | None) -> int:

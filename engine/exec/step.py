@@ -64,8 +64,8 @@ class Step:
         ]
         last = [int(e) - 1 for c, e in zip(plan.chunks, ends, strict=True) if c.last]
         self.sampled = np.concatenate([np.arange(decodes), np.array(last, np.int64)])
-        self.sampling = any(r.temperature > 0 for r in plan.decodes) or any(
-            c.request.temperature > 0 for c in plan.chunks
+        self.plain = all(r.plain for r in plan.decodes) and all(
+            c.request.plain for c in plan.chunks
         )
 
     @property

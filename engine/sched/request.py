@@ -39,7 +39,8 @@ class Request:
     `salt` sets its cached KV apart from that of other salts; `chain` is its place in the prefix
     cache, `cached_tokens` how many of its prompt it found there, `to_compute` how many tokens were
     left to compute when it was last admitted. `charged` is what its `tenant` pays for it until it
-    ends. `stream` is where its tokens go; the scheduler never looks into it.
+    ends. `allowed` (int64, rising) are the only tokens it may be answered with; None: any. `stream`
+    is where its tokens go; the scheduler never looks into it.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Request:
     stop: tuple[bytes, ...] = ()
     temperature: float = 0.0
     generator: np.random.Generator | None = None
+    allowed: np.ndarray | None = None
     stream: Any = None
     parent: str = ""
     priority: int = NORMAL
@@ -80,6 +82,11 @@ class Request:
         self.prompt_tokens = len(self.tokens)
         self.limit = self.prompt_tokens + self.max_tokens
         self.queued = self.queued or self.arrived
+
+    @property
+    def plain(self) -> bool:
+        """Its next token is the one with the largest logit of all."""
+        return self.temperature == 0 and self.allowed is None
 
     @property
     def queue_s(self) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from controlplane.web.terms import clauses
 from slo.accruals import accrued, contract_get
@@ -14,7 +15,22 @@ from slo.indicator import indicators
 from slo.models import Objective
 from slo.penalty import terms_clean, terms_of
 from tests.controlplane.web.furnished import CONTRACT, promise
+from tests.controlplane.web.measured import judge, send
+from tests.controlplane.web.story import incident
 from tests.controlplane.web.world import World, world
+
+
+@pytest.fixture
+def full(db: None, monkeypatch: pytest.MonkeyPatch) -> World:
+    """An hour of data and an incident late in an evening: in the month that runs, whatever day it
+    is. In the first hour of a month nothing has been measured in it."""
+    evening = datetime.combine(datetime.now(UTC), time(), UTC) - timedelta(hours=1)
+    monkeypatch.setattr(timezone, "now", lambda: evening)
+    made = world(now=evening)
+    judge(made)
+    send(made)
+    incident(made)
+    return made
 
 
 def text(answer: Any, status: int = 200) -> str:
