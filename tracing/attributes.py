@@ -144,7 +144,7 @@ class _Layout:
         """True where the value is one varint: its last byte alone has no high bit."""
         at, end = self._value[rows], self._end[rows]
         ok = np.ones(len(rows), dtype=bool)
-        for i in range(_VARINT_BYTES_MAX):
+        for i in range((end - at).max(initial=0)):
             more = self._bytes[at + i] >= _ONE_BYTE
             ok &= (at + i >= end) | (more == (at + i < end - 1))
         return ok
@@ -182,7 +182,7 @@ class _Layout:
     def _varints(self, rows: Ints) -> Ints:
         at, end = self._value[rows], self._end[rows]
         total = np.zeros(len(rows), dtype=np.uint64)
-        for i in range(_VARINT_BYTES_MAX):
+        for i in range((end - at).max(initial=0)):
             low = (self._bytes[at + i] & 0x7F).astype(np.uint64) << np.uint64(7 * i)
             total |= np.where(at + i < end, low, np.uint64(0))
         return total.view(np.int64)
