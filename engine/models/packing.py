@@ -14,7 +14,6 @@ from functools import cache
 
 import torch
 
-ONEDNN = torch.ops.mkldnn
 CAPABILITIES = ("AVX2", "AVX512")  # where oneDNN has kernels for it in float32
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -28,7 +27,7 @@ def available() -> bool:
 
 def packed(matrix: torch.Tensor) -> torch.Tensor:
     """(in, out) float32 → the same, opaque."""
-    found: torch.Tensor = ONEDNN._reorder_linear_weight(matrix.t().contiguous())
+    found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.t().contiguous())
     return found
 
 
@@ -44,7 +43,7 @@ def added(to: torch.Tensor, rows: torch.Tensor, matrix: torch.Tensor) -> torch.T
     """`to` (rows, out) + (rows, in) · (in, out), packed or not."""
     if not matrix.is_mkldnn:
         return torch.addmm(to, rows, matrix)
-    found: torch.Tensor = ONEDNN._linear_pointwise.binary(rows, to, matrix, None, "add")
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, to, matrix, None, "add")
     return found
 
 
