@@ -238,20 +238,6 @@ def test_a_lost_graph_is_not_built_again_until_it_is_mended(served: Served) -> N
     assert isinstance(runner.captured, Graphs)
 
 
-def test_what_was_captured_once_is_not_captured_again(served: Served) -> None:
-    """TorchScript would keep both for good."""
-    first = served.core.runner.captured
-    served.change(kv_block_size=32)
-    second = served.core.runner.captured
-    assert isinstance(second, Graphs)
-    assert second is not first
-    served.change(kv_dtype="float16")
-    assert served.core.runner.captured is not second
-    for size, captured in ((16, first), (32, second)):
-        served.change(kv_block_size=size, kv_dtype="auto")
-        assert served.core.runner.captured is captured
-
-
 @pytest.mark.parametrize("size", BLOCK_SIZES)
 def test_reblocking_keeps_every_token_of_every_sequence(size: int) -> None:
     rng = np.random.default_rng(size)
