@@ -44,7 +44,7 @@ check: $(NODE) $(DEV) ## lint, types, import rules, Django's own checks
 	  rm -rf "$$TRIMTAB_HOME"
 
 bench: $(NODE) $(DEV) $(STEP) ## same-run comparisons; each prints its figures and PASS or FAIL
-	@for b in bench/ingest.py bench/loop.py bench/quiet.py bench/capture.py bench/prefix.py bench/kv_dtype.py bench/policies.py bench/engine_costs.py bench/soak.py bench/fragmentation.py bench/diagnosis.py bench/fail_static.py bench/conservation.py bench/failover.py bench/smollm2.py bench/engine_peers.py; do echo "== $$b"; $(BIN)/python $$b; done
+	@for b in bench/ingest.py bench/loop.py bench/quiet.py bench/capture.py bench/prefix.py bench/kv_dtype.py bench/prefetch.py bench/policies.py bench/engine_costs.py bench/soak.py bench/fragmentation.py bench/diagnosis.py bench/fail_static.py bench/conservation.py bench/failover.py bench/router.py bench/jitter.py bench/smollm2.py bench/engine_peers.py; do echo "== $$b"; $(BIN)/python $$b; done
 
 kernels: $(DEV) ## compile every kernel for three GPUs, on the CPU: registers, spills, memory
 	@env -u TRITON_INTERPRET $(BIN)/python -m engine.kernels.build $(ARGS)

@@ -196,7 +196,8 @@ class KVPool:
         pool may be its own target where no token goes up. Returns how many layers were copied: all,
         unless `stop` said so before one of them.
         """
-        some = list(zip(source.split(MOVED_TOKENS), target.split(MOVED_TOKENS), strict=True))
+        pieces = (torch.split(slots, MOVED_TOKENS) for slots in (source, target))
+        some = list(zip(*pieces, strict=True))
         for layer in range(len(self.keys)):
             if stop():
                 return layer
