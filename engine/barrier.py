@@ -271,6 +271,7 @@ class Swap:
             scheduler.prefixes.turn(self.caching)
         except Exception as error:
             self._use(*before)
+            barrier.contexts.drop(self.captured)  # it may be to blame
             barrier.rollbacks += 1
             if isinstance(error, NotPossible):
                 raise

@@ -213,14 +213,16 @@ def _fit(rows: Matrix, *, points_min: int = POINTS_MIN) -> Fit | None:
     error = times - design @ coefficients
     noise = float(error @ error) / (len(rows) - design.shape[1])
     try:
-        spread = np.sqrt(np.diag(np.linalg.inv(design.T @ design)) * noise)
+        variance = np.diag(np.linalg.inv(design.T @ design)) * noise
     except np.linalg.LinAlgError:
+        return None
+    if variance.min() < 0:  # so nearly singular that only rounding inverted it
         return None
     return Fit(
         a=float(coefficients[0]),
         b=float(coefficients[1]),
         c=float(coefficients[2]),
-        a_error=float(spread[0]),
+        a_error=float(np.sqrt(variance[0])),
         residual=float(np.sqrt(np.mean(error**2)) / times.mean()),
     )
 

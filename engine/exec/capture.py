@@ -161,6 +161,11 @@ class Contexts:
             self._kept.popitem(last=False)
         return graphs
 
+    def drop(self, captured: Captured | None) -> None:
+        """This one is not taken again."""
+        for key in [key for key, graphs in self._kept.items() if graphs is captured]:
+            del self._kept[key]
+
     def forget(self) -> None:
         """All of them are gone."""
         self._kept.clear()

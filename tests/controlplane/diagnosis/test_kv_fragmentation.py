@@ -109,13 +109,13 @@ def test_where_no_run_is_needed_nothing_is_claimed(values: dict[str, str]) -> No
 @SEEDS
 def test_a_pool_that_is_truly_full_is_told_apart_by_what_is_free_in_total(seed: int) -> None:
     """All ask for as much: whoever ends leaves a run for the next, and there is none to spare."""
-    engine = trouble(contiguous(seed, spread=0.0), rate=16.0)
+    engine = trouble(contiguous(seed, spread=0.0), rate=10.0)
     ranking = examined(engine, TTFT)
     assert [finding.cause for finding in ranking.named] == ["kv_pool_exhausted"], ranking.because
     assert ": 0% of the time that any waited" in refuted_by(found(engine))
     assert ranking.best.remedy == ()
     assert "reserved for all that requests may become: a paged pool" in ranking.best.no_remedy
-    assert late(trouble(plant(seed, **TOLD_MUCH, spread=0.0), rate=16.0)) < 0.5 * late(engine)
+    assert late(trouble(plant(seed, **TOLD_MUCH, spread=0.0), rate=10.0)) < 0.5 * late(engine)
 
 
 def test_a_slow_host_that_fragments_a_pool_is_a_slow_host() -> None:
