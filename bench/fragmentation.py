@@ -211,7 +211,7 @@ def main() -> int:
         "made paged": Arm(RUNS, PAGED),
     }
     for _ in range(options.rounds):
-        engine.change(RUNS)
+        engine.change({**RUNS, "kv_compaction": "off"})
         capacity = engine.sustained(supply)
         say(f"sustained: {capacity:.1f} requests/s of CPU")
         asked = scenario.requests(int(rng.integers(2**31)), capacity, QUIET_S, options.seconds)

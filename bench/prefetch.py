@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from plant import say
+from plant import say, verdict
 from prefix import told
 
 from engine.config import EngineConfig
@@ -137,13 +137,19 @@ def main() -> int:
         for column, who in enumerate(("the step thread", "the process")):
             ratio = float(cpu[on][column] / cpu[off][column]) - 1
             figures.setdefault(f"CPU of {who}, on ÷ off − 1", []).append(ratio)
-    for name, values in figures.items():
-        told(name, values)
+    middle = {name: told(name, values) for name, values in figures.items()}
     tier = on.core.tier
     ahead = tier.ahead
     say(f"{tier.hits} came back, {tier.bytes_per_s / 1e9:.2f} GB/s; tokens: {ahead.told()}")
     say(f"{ahead.late} pieces late")
-    return 0
+    used = ahead.told()["used"]
+    planning = (middle[f"planning where one came back, ms, {name}"] for name in ("on", "off"))
+    ratio = next(planning) / next(planning)
+    passed = [
+        verdict("tokens_used", used, ">0", used > 0),
+        verdict("planning_on_over_off", ratio, "<1", ratio < 1),
+    ]
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

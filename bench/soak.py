@@ -1,6 +1,6 @@
 """Does an engine grow? A storm of all it can do, then rest, over and over, then counted.
 
-    python bench/soak.py [--minutes 20] [--clients 48] [--seed 1]
+    python bench/soak.py [--minutes 12] [--clients 48] [--seed 1]
 
 A real engine (`python -m engine`) with the prefix cache, tasks on disk, tenants, spans that
 somebody takes, and a pool so small that requests are preempted. Clients ask without a break:
@@ -424,7 +424,7 @@ def judge(soak: Soak, most: int, day_requests: float, log: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--minutes", type=float, default=12)
     parser.add_argument("--clients", type=int, default=48)
     parser.add_argument("--cycle", type=float, default=15, help="seconds between two rests")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")

@@ -160,7 +160,7 @@ class Replayer:
 
     def __init__(self, url: str, *, model: str = "", answer_s_max: float = ANSWER_S_MAX) -> None:
         parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
+        if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
             raise ValueError(f"url: got {url!r}, want http://host:port")
         self.host, self.port = parts.hostname, parts.port or 80
         self.model = model

@@ -30,6 +30,7 @@ def load(asked: dict[str, Any]) -> tuple[str, Answer]:
     )
 
     def generate(prompts: Prompts, tokens: int) -> Prompts:
+        assert "paged" not in model.config._attn_implementation, "left so by generate_batch"
         given = torch.tensor(prompts)
         made = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=tokens)
         return made[:, given.size(1) :].tolist()

@@ -56,6 +56,11 @@ class EngineFacts:
         value = self.knobs.get(knob, {}).get("maximum")
         return float(value) if isinstance(value, int | float) else None
 
+    def words(self, knob: str) -> tuple[Any, ...]:
+        """What the knob may be, each in the place that its gauge shows; () unless it says."""
+        words = tuple(self.knobs.get(knob, {}).get("choices") or ())
+        return ("off", "on") if set(words) == {"off", "on"} else words
+
     @property
     def graph_seqs_max(self) -> float | None:
         """Running requests of the largest graph captured; a larger batch runs eagerly.

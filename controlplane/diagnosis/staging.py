@@ -266,9 +266,7 @@ def _first(series: Series) -> int | None:
 
 def _value(engine: EngineFacts, knob: str, shown: float) -> float | str:
     """The value as the engine takes it: a gauge shows a word as its place among the choices."""
-    words = engine.knobs.get(knob, {}).get("choices") or ()
-    if {"off", "on"} == set(words):
-        words = ("off", "on")
+    words = engine.words(knob)
     if shown in range(len(words)) and isinstance(words[int(shown)], str):
         return str(words[int(shown)])
     return int(shown) if shown.is_integer() else shown

@@ -47,22 +47,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def replay(chosen: argparse.Namespace, screen: Screen) -> int:
     """0 if something was answered, nothing lost and nothing answered twice, else 1."""
     kind = chosen.format or detect(chosen.trace)
-    model, context = served(chosen.url)
+    replayer = Replayer(chosen.url, answer_s_max=chosen.wait)
+    replayer.model, context = served(chosen.url)
     trace = Trace(
         chosen.trace, kind,
         context_tokens=chosen.context_tokens or context,
         requests_max=chosen.requests, seconds_max=chosen.seconds,
         **{name: getattr(chosen, name) for name in OF_THE_TRACE},
     )  # fmt: skip
-    if chosen.out:
-        chosen.out.open("ab").close()  # better told now that it cannot be written
     screen.step(f"checking {trace.path}")
     plan = trace.plan()
     if not plan.requests:
         raise ValueError(f"{trace.path}: got no request to send, allowed: one or more")
-    engine = f"{model} at {chosen.url}"
+    if chosen.out:
+        chosen.out.open("ab").close()  # better told now that it cannot be written
+    engine = f"{replayer.model} at {chosen.url}"
     screen.box("Replay", report.before(trace, plan, engine, chosen.slo), hang=report.TEXT_AT)
-    replayer = Replayer(chosen.url, model=model, answer_s_max=chosen.wait)
     ended_early = False
     more_files()
     try:
@@ -75,7 +75,7 @@ def replay(chosen: argparse.Namespace, screen: Screen) -> int:
     told = report.after(found, chosen.slo, ended_early)
     screen.box("How it went", told, hang=report.TEXT_AT)
     if chosen.out:
-        write(chosen, trace, model, replayer.records, started_at)
+        write(chosen, trace, replayer.model, replayer.records, started_at)
         screen.say(f"Each request: {chosen.out}")
     if ended_early:
         return ENDED_EARLY

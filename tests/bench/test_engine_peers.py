@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -53,12 +54,15 @@ def test_a_round_costs_what_the_process_and_its_children_computed(driver: Any) -
     assert driver.version == "float32"
     cpu_s, made = driver.round("", [[1, 2], [7]], 3)
     assert made == [[3, 4, 5], [8, 9, 10]]
-    assert cpu_s >= 0.48  # of 0.5, in ticks of a hundredth
+    assert cpu_s >= 0.45  # of 0.5, in ticks of a hundredth, each cut
 
 
 def test_between_two_rounds_a_driver_stands_still(driver: Any) -> None:
     driver.round("", [[1]], 1)
-    assert driver.tree.status() == "stopped"
+    deadline = time.monotonic() + 10
+    while driver.tree.status() != "stopped":  # once it has got the signal
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_driver_that_dies_is_told_with_its_last_words(driver: Any) -> None:

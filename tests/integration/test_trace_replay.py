@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,9 +37,10 @@ def mooncake(path: Path, *rows: tuple[int, int, int, list[int]]) -> Path:
 
 
 def counted(url: str, name: str) -> float:
-    found = re.search(rf"^vllm:{name}_total\S* (\S+)$", httpx.get(f"{url}/metrics").text, re.M)
+    """Under all its labels."""
+    found = re.findall(rf"^vllm:{name}_total\S* (\S+)$", httpx.get(f"{url}/metrics").text, re.M)
     assert found, name
-    return float(found[1])
+    return sum(map(float, found))
 
 
 def test_a_trace_is_sent_as_recorded_measured_and_written_down(
@@ -84,14 +86,20 @@ def test_a_trace_is_sent_as_recorded_measured_and_written_down(
 
 def test_interrupted_it_says_how_it_went_until_then(engine: EngineProcess, tmp_path: Path) -> None:
     path = mooncake(tmp_path / "trace.jsonl", (0, 80, 4, [1]), (600_000, 80, 4, [2]))
+    before = counted(engine.url, "request_success")
     command = [sys.executable, "-m", "controlplane.replay", str(path), "--url", engine.url]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         said = ""
-        while "1 of 2 sent · 1 req/s" not in said and "1 of 2 sent · 0 req/s" not in said:
+        while "1 of 2 sent" not in said:
             line = child.stdout.readline()
             assert line, said
             said += line
+        deadline = time.monotonic() + 30
+        while counted(engine.url, "request_success") == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)  # until the client, too, has the answer
         child.send_signal(signal.SIGINT)
         rest, _ = child.communicate(timeout=30)
     assert child.returncode == 130
@@ -114,7 +122,8 @@ def test_a_bad_line_is_found_before_anything_is_sent(
     ("url", "said"),
     [
         ("http://127.0.0.1:{port}", "Does an engine run there?"),
-        ("127.0.0.1:8100", "--url 127.0.0.1:8100"),
+        ("127.0.0.1:8100", "url: got '127.0.0.1:8100', want http://host:port"),
+        ("http://127.0.0.1:{port}/llm", "want http://host:port"),
     ],
 )
 def test_where_no_engine_answers_the_address_is_named(

@@ -29,6 +29,7 @@ from controlplane.diagnosis.cause import (
     Wish,
     attributed,
     counts_requests,
+    counts_shed,
     eager_share,
     gettext_noop,
     held_grew,
@@ -58,6 +59,7 @@ class Effect:
     how: str  # mean or heavy of a histogram, level, rate, held by each, eager: the share of steps
     unit: str
     word: str
+    least: float = 0.0  # what is less harms nobody
 
     def shown(self, value: float) -> str:
         if self.unit == "s":
@@ -73,11 +75,14 @@ SENT_BACK = Effect(PREEMPTIONS, "rate", "1/s", "preemptions a second")
 HELD = Effect(KV_USED, "held", "share", "the share of the KV cache a running request holds")
 WAIT = Effect(WAITING, "level", "requests", "the requests waiting")
 TURNED_AWAY = Effect(REJECTED, "rate", "1/s", "requests turned away a second")
+SHED_AWAY = Effect(SHED, "rate", "1/s", "requests turned away by their priority a second")
+DOOR = (TURNED_AWAY, SHED_AWAY)  # makes nobody late: only who counts them misses them
 STALLED = Effect(
     "engine:kv_alloc_stall_seconds_total",
     "rate",
     "share of the time",
     "the share of the time that no run of free blocks was long enough",
+    least=0.05,
 )
 
 # Setting and direction (`_direction`) → what shows its harm, and the causes that are then its
@@ -104,7 +109,7 @@ EFFECTS: dict[tuple[str, str], tuple[tuple[Effect, ...], tuple[str, ...]]] = {
         ("graph_capture_lost", "slow_host"),
     ),
     ("shed_below_priority", "up"): (
-        (Effect(SHED, "rate", "1/s", "requests turned away by their priority a second"),),
+        (SHED_AWAY,),
         ("shed_by_priority",),
     ),
     ("backpressure", "up"): ((TURNED_AWAY,), ()),
@@ -206,6 +211,8 @@ def _grown(seen: tuple[Change, Seen | None]) -> float:
     if effect is None or effect[1].value is None or effect[1].before is None:
         return 0.0
     now, before = effect[1].value, effect[1].before
+    if now < effect[0].least:
+        return 0.0
     return now / before if before > 0 else (float("inf") if now > 0 else 0.0)
 
 
@@ -218,7 +225,11 @@ def _strongest(scene: Scene, change: Change) -> Seen | None:
     """The effect of the change that has grown most; None where nothing is known to show it."""
     if not _reached(scene, change):
         return None
-    found = [(effect, _track(scene, effect)) for effect in _effects(change)[0]]
+    found = [
+        (effect, _track(scene, effect))
+        for effect in _effects(change)[0]
+        if effect not in DOOR or counts_shed(scene)
+    ]
     return max(found, key=lambda seen: _grown((change, seen)), default=None)
 
 
@@ -305,16 +316,17 @@ def _in_force_fact(scene: Scene, change: Change | None) -> Fact:
         f"{change.knob} is {now} now",
         now == change.after,
         metric="engine:knob",
-        value=_shown(now),
-        threshold=_shown(change.after),
+        value=_shown(scene, change.knob, now),
+        threshold=_shown(scene, change.knob, change.after),
         required=True,
     )
 
 
-def _shown(value: object) -> float | None:
-    """A value as the engine's gauge shows it: on is 1, any other word 0."""
+def _shown(scene: Scene, knob: str, value: object) -> float | None:
+    """A value as the engine's gauge shows it: of a word, its place among the choices."""
     if isinstance(value, str):
-        return float(value == "on")
+        words = scene.engine.words(knob)
+        return float(words.index(value)) if value in words else None
     return float(value) if isinstance(value, int | float) else None
 
 

@@ -16,6 +16,7 @@ from tests.controlplane.diagnosis.scenes import (
     GAP,
     QUIET_S,
     TTFT,
+    contiguous,
     plant,
     scene,
     trouble,
@@ -401,6 +402,27 @@ def test_a_door_that_somebody_closed_is_named(knob: str) -> None:
     assert "requests turned away a second went from 0 to" in found.because
     (wish,) = found.remedy
     assert (wish.knob, wish.to) == (knob, "off")
+
+
+def test_a_door_that_somebody_closed_makes_nobody_late() -> None:
+    def closed(engine: Plant) -> None:
+        engine.apply({"backpressure": "on"}, by="alice")
+        engine.queue_max, engine.slow = 1, 4.0
+
+    found = examine("config_changed_by_hand", trouble_by(plant(rate=15.0), closed), TTFT)
+    assert found.score < SCORE_MIN
+    assert "No effect of backpressure" in refuted_by(found)
+
+
+def test_a_moment_without_a_free_run_blames_no_hand() -> None:
+    def edited(engine: Plant) -> None:
+        engine.apply({"kv_compaction": "off"}, by="alice")
+        engine.counters["engine:kv_alloc_stall_seconds_total"] += 0.005
+        engine.slow = 4.0
+
+    engine = trouble_by(contiguous(compacted=True, kv_tokens=200_000), edited)
+    found = examine("config_changed_by_hand", engine, TTFT)
+    assert found.score < SCORE_MIN, found.because
 
 
 def test_what_trimtab_changed_is_not_by_hand() -> None:
