@@ -19,11 +19,12 @@ import httpx
 import numpy as np
 import uvicorn
 
-from engine.__main__ import SWITCH_INTERVAL_S, Server, listen
+from engine.__main__ import SWITCH_INTERVAL_S
 from engine.config import EngineConfig
 from engine.exec.build import home
 from engine.sched.request import Request
 from engine.sched.scheduler import Outcome
+from engine.serve import Server, listen
 from engine.server import App
 from engine.steps import StepTimes, Watch
 from engine.stream import Stream
@@ -63,10 +64,12 @@ class Served:
         boundary = self.core.runtime.boundary
         self.deliver, self.core.deliver = self.core.deliver, self._delivered
         self.wake, boundary.wake = boundary.wake, self._offered
-        door = listen(config)
+        door = listen(config.name, config.host, config.port)
+        assert door is not None
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{door.getsockname()[1]}", timeout=30)
         settings = uvicorn.Config(self.app, lifespan="off", log_config=None, access_log=False)
-        self.server = Server(settings, self.app, f"serving {config.model_name}")
+        ready = f"serving {config.model_name}"
+        self.server = Server(settings, self.app, ready, config.drain_s_max)
         self.thread = threading.Thread(target=self.server.run, args=([door],), name="door")
         self.thread.start()
         while not self.server.started:
