@@ -87,7 +87,7 @@ class Call:
         text = self.query(name, default)
         try:
             value = float(int(text) if whole else text)
-        except ValueError:
+        except (ValueError, OverflowError):
             value = math.nan
         if not low <= value <= high:
             kind = "integers " if whole else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import resource
 import sys
 
 from engine.reconfig import StateError
@@ -70,10 +71,18 @@ def parse(arguments: list[str]) -> RouterConfig:
         parser.error(str(error))
 
 
+def more_files() -> None:
+    """Every request under way is two connections: as many as this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def main(arguments: list[str] | None = None) -> int:
     config = parse(sys.argv[1:] if arguments is None else arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("engine").setLevel(logging.INFO)
+    more_files()
     door = listen(config.name, config.host, config.port)
     if door is None:
         return 1

@@ -53,8 +53,10 @@ def wanted(body: Mapping[str, Any], *, session: str, tenant: str) -> Wanted:
     user = body.get("user")
     session = session or (user if isinstance(user, str) else "")
     prompt = body.get("messages", body.get("prompt"))
-    # Text, token ids and messages alike: what they begin with alike, their JSON begins with.
-    text = json.dumps(prompt).encode()[: BLOCK_BYTES * BLOCKS_MAX]
+    # Text, token ids and messages alike: what they begin with alike, their JSON begins with. Each
+    # character or item is a byte of it at least.
+    most = BLOCK_BYTES * BLOCKS_MAX
+    text = json.dumps(prompt[:most] if isinstance(prompt, str | list) else prompt).encode()[:most]
     # Engines keep the KV of other models and salts apart.
     begun = blake2b(
         f"{body.get('model')}\0{body.get('cache_salt')}\0".encode(), digest_size=KEY_BYTES

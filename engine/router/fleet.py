@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import re
 import time
@@ -80,6 +81,11 @@ def no_connection(error: Exception) -> str:
     return f"no connection: {getattr(error, 'strerror', None) or type(error).__name__}"
 
 
+def no_files(error: Exception) -> bool:
+    """Whether it is this process that could not connect: of an engine that says nothing."""
+    return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+
+
 class Fleet:
     """All engines of a router; of the event loop, from `start` on."""
 
@@ -113,12 +119,15 @@ class Fleet:
         await self.session.close()
 
     def available(self, tried: Sequence[Engine] = ()) -> list[Engine]:
-        """Those that may be had; spare ones as long as one that is none is out."""
+        """Those that may be had and were not `tried`.
+
+        Spare ones while one that is none is out, or was tried.
+        """
         settings = self.read()
         weighted = [engine for engine in self.engines if settings.weight(engine.name)]
         there = [engine for engine in weighted if not engine.out(settings)]
         main = [engine for engine in weighted if not engine.spare]
-        if main and not any(engine.out(settings) for engine in main):
+        if main and not any(each in tried or each.out(settings) for each in main):
             there = main
         # A share of errors is better than nobody: with all breakers open, none counts.
         there = there or [engine for engine in weighted if not engine.ill]
@@ -146,6 +155,8 @@ class Fleet:
             engine.found(await self._health(engine))
             engine.probes_failed = 0
         except aiohttp.ClientConnectorError as error:
+            if no_files(error):
+                return
             engine.found(no_connection(error))
         except (aiohttp.ClientError, TimeoutError) as error:
             engine.probes_failed += 1

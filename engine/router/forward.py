@@ -18,7 +18,7 @@ import aiohttp
 from engine.http import AGAIN, ApiError, Call
 from engine.reconfig import RuntimeStore
 from engine.router.choice import Choice, Wanted
-from engine.router.fleet import UNREACHED, Engine, Fleet
+from engine.router.fleet import UNREACHED, Engine, Fleet, no_files
 from engine.router.knobs import RouterSettings
 from engine.router.observe import Metrics, Outcome
 
@@ -26,7 +26,7 @@ log = logging.getLogger("engine.router")
 
 RETRIES_MAX = 1
 HELD_BYTES_MAX = 65_536  # of a 503, to read why
-# Of one connection, not of the request (RFC 9110, 7.6.1).
+# Of one connection, not of the request (RFC 9110, 7.6.1), as is what `connection` names.
 HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
      b"upgrade")
@@ -90,6 +90,7 @@ class Forwarder:
                 return
             except Again as again:
                 tried.append(engine)
+                engine.suspected.set()  # one that ends is known to be out before many have tried it
                 settings = self.runtime.running.config
                 once_more = settings.word("retries") == "on" and len(tried) <= RETRIES_MAX
                 engines = self.fleet.available(tried) if once_more else []
@@ -109,7 +110,7 @@ class Forwarder:
         )
 
     async def _attempt(self, engine: Engine, passage: Passage) -> None:
-        """At one engine; raises Again, ApiError."""
+        """At one engine; raises Again, ApiError. A mistake of ours is not held against it."""
         scope = passage.call.scope
         engine.in_flight += 1
         passage.outcome = Outcome.ERROR
@@ -123,6 +124,9 @@ class Forwarder:
             ) as answer:
                 await self._pass_on(engine, passage, answer)
         except UNREACHED as error:
+            if no_files(error):
+                passage.outcome = Outcome.REFUSED
+                raise out_of_files() from None
             engine.lost(error)
             passage.outcome = Outcome.AGAIN
             raise Again("unreached") from None
@@ -136,6 +140,11 @@ class Forwarder:
         except asyncio.CancelledError:
             passage.outcome = Outcome.ABORTED
             raise
+        except Again:
+            raise
+        except Exception:
+            passage.outcome = Outcome.REFUSED
+            raise
         finally:
             engine.in_flight -= 1
             self._ended(engine, passage)
@@ -144,8 +153,7 @@ class Forwarder:
         self, engine: Engine, passage: Passage, answer: aiohttp.ClientResponse
     ) -> None:
         passage.status = answer.status
-        lines = [(k.lower(), v) for k, v in answer.raw_headers]
-        lines = [(k, v) for k, v in lines if k not in NOT_ANSWERED]
+        lines = passed_on([(k.lower(), v) for k, v in answer.raw_headers], NOT_ANSWERED)
         lines.append((b"x-engine", engine.name.encode()))
         head = b""
         if answer.status == 503:
@@ -184,7 +192,8 @@ class Forwarder:
             if engine.breaker.record(outcome is Outcome.ERROR, now, settings):
                 log.warning("%s is out: too many of its requests went wrong", engine.name)
         if outcome is Outcome.OK:
-            self.metrics.first_byte.labels(engine.name).observe(passage.first - passage.began)
+            if passage.first:
+                self.metrics.first_byte.labels(engine.name).observe(passage.first - passage.began)
             self.metrics.e2e.labels(engine.name).observe(now - passage.began)
 
 
@@ -198,6 +207,26 @@ async def tell(passage: Passage, error: ApiError) -> None:
     if passage.events and passage.whole:
         passage.done = True
         await passage.call.part(f"data: {json.dumps(error.body())}\n\n", more=False)
+
+
+def passed_on(lines: Lines, never: frozenset[bytes]) -> Lines:
+    """The headers without `never` and those that are of the connection; names in lower case."""
+    named = {
+        name.strip().lower()
+        for key, value in lines
+        if key == b"connection"
+        for name in value.split(b",")
+    }
+    return [(key, value) for key, value in lines if key not in never and key not in named]
+
+
+def out_of_files() -> ApiError:
+    return ApiError(
+        503,
+        "no_files",
+        "the router has no file descriptor left for a connection (ulimit -n)",
+        headers={"retry-after": "1"},
+    )
 
 
 def verdict(status: int) -> Outcome:

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
     """What became of a request at one engine."""
 
     OK = "ok"
-    REFUSED = "refused"  # 429 or 503: it said no in good order
+    REFUSED = "refused"  # 429 or 503: it said no in good order, or this router could not ask
     REJECTED = "rejected"  # another 4xx: the request was wrong
     ERROR = "error"  # 5xx, no whole answer, or an answer that says error
     ABORTED = "aborted"  # its client left

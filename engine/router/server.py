@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 
-from engine.http import ApiError, Call, Door, Handler, change, parsed, tell
+from engine.http import ApiError, Call, Door, Handler, bad, change, parsed, tell
 from engine.knobs import described
 from engine.reconfig import RuntimeStore
 from engine.router import forward
 from engine.router.choice import Choice, Wanted, wanted
 from engine.router.config import RouterConfig
 from engine.router.fleet import Fleet
-from engine.router.forward import NOT_ASKED, Forwarder, Passage
+from engine.router.forward import NOT_ASKED, Forwarder, Passage, passed_on
 from engine.router.knobs import RouterSettings
 from engine.router.observe import Metrics, Outcome
 from engine.router.spans import Tracing
+
+# Allowed in no header (RFC 9110, 5.5): uvicorn lets them in, aiohttp lets none of them out.
+CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class App(Door):
@@ -67,7 +71,8 @@ class App(Door):
         self.ending = True
         for passage in self.passages:
             assert passage.task is not None
-            passage.task.cancel()
+            if not passage.done:
+                passage.task.cancel()
 
     async def detach(self) -> None:
         await self.fleet.close()
@@ -90,6 +95,10 @@ class App(Door):
 
     async def _pass(self, call: Call, raw: bytes, asked: Wanted) -> None:
         """To an engine and back; stops there when its client leaves."""
+        for name, value in call.scope["headers"]:
+            if CONTROL.search(value):
+                # Not the value: it may be a secret.
+                raise bad(name.decode(errors="replace"), "has control characters, allowed: none")
         if self.draining:
             self.metrics.unrouted.labels("shutting_down").inc()
             raise shutting_down()
@@ -101,10 +110,9 @@ class App(Door):
         headers = [
             # aiohttp writes text as UTF-8.
             (name.decode(errors="replace"), value.decode(errors="replace"))
-            for name, value in call.scope["headers"]
-            if name not in NOT_ASKED
+            for name, value in passed_on(call.scope["headers"], NOT_ASKED)
         ]
-        request_id = call.header(b"x-request-id") or uuid.uuid4().hex
+        request_id = next((v for k, v in headers if k == "x-request-id"), "") or uuid.uuid4().hex
         passage = Passage(call, raw, headed(headers, "x-request-id", request_id), asked)
         span = None
         if self.tracing:
@@ -119,8 +127,11 @@ class App(Door):
         except ApiError as told:
             error, passage.status = str(told), told.status
             raise
+        except Exception as mistake:
+            error = type(mistake).__name__
+            raise
         except asyncio.CancelledError:
-            if passage.left:
+            if passage.left or passage.done:
                 return
             if not self.ending:
                 raise

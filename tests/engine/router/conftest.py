@@ -28,7 +28,8 @@ def client_closed() -> Iterator[None]:
 
 class Rogue:
     """Answers /health, and everything else as `mode` says. `asked` counts the clients' requests:
-    those with the router's own question for a token have no x-request-id."""
+    those with the router's own question for a token have no x-request-id. `probed` counts the
+    router's looks at it: each ends with /metrics."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -37,6 +38,7 @@ class Rogue:
     def reset(self) -> None:
         self.mode = "ok"
         self.asked = 0
+        self.probed = 0
         self.flooded = 0
         self.health = 200
         self.metrics = ""
@@ -69,6 +71,7 @@ def answer(rogue: Rogue, call: BaseHTTPRequestHandler) -> None:
 
     {
         "ok": lambda: say(200, b'{"choices": []}', content_type="application/json"),
+        "empty": lambda: say(200, b""),
         "500": lambda: say(500, error("boom")),
         "again": lambda: say(503, error("shutting_down"), retry_after="7"),
         "full": lambda: say(429, error("max_num_queued_reqs"), retry_after="7"),
@@ -88,6 +91,11 @@ def rogue_server(mode: str = "ok") -> Iterator[Rogue]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def end_headers(self) -> None:
+            # No connection is used again, so none is just being closed when it would be.
+            self.send_header("connection", "close")
+            super().end_headers()
+
         def do_HEAD(self) -> None:
             self.send_response(rogue.health)
             self.send_header("content-length", "0")
@@ -99,6 +107,7 @@ def rogue_server(mode: str = "ok") -> Iterator[Rogue]:
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+            rogue.probed += 1
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))

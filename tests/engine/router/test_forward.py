@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
@@ -46,11 +47,12 @@ def eventually(condition: Any, within_s: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def nobody() -> str:
-    """An address where nobody listens."""
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, nor can meanwhile."""
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{door.getsockname()[1]}"
+        yield f"http://127.0.0.1:{door.getsockname()[1]}"
 
 
 Two = tuple[RouterProcess, Rogue, Rogue]
@@ -160,7 +162,7 @@ def test_nobody_waits_for_a_dead_engine() -> None:
         names = ("--engine", f"a@{a.url}", "--engine", f"b@{b.url}")
         with router(*names, policy="round_robin", health_interval_ms=60_000) as process:
             assert {ask(process.url).headers["x-engine"] for _ in range(2)} == {"a", "b"}
-            time.sleep(0.3)  # the change had each asked once more
+            eventually(lambda: b.probed >= 2)  # the change of the knobs had each asked once more
             alive.close()
             # Not asked for a minute: the first request sent to it finds out.
             assert [ask(process.url).status_code for _ in range(4)] == [200] * 4
@@ -183,13 +185,39 @@ def test_errors_open_the_breaker_the_spare_engine_steps_in_and_the_first_comes_b
             assert counts(process.url, "router:breaker_openings_total") == {("a",): 1}
 
 
+def test_the_spare_engine_is_asked_where_the_only_other_says_ask_again() -> None:
+    with (
+        rogue_server("again") as a,
+        rogue_server() as c,
+        router("--engine", f"a@{a.url}", "--spare", f"c@{c.url}") as process,
+    ):
+        answer = ask(process.url)
+        assert (answer.status_code, answer.headers["x-engine"]) == (200, "c")
+        assert a.asked == c.asked == 1
+
+
+def test_no_engine_is_thought_dead_where_the_router_has_no_file_left() -> None:
+    with rogue_server() as a, router("--engine", f"a@{a.url}", **QUICK) as process:
+        assert ask(process.url).status_code == 200  # by a connection that the client keeps
+        pid, kind = process.process.pid, resource.RLIMIT_NOFILE
+        soft, hard = resource.prlimit(pid, kind)
+        assert soft == hard
+        resource.prlimit(pid, kind, (3, hard))
+        answer = ask(process.url)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_files")
+        time.sleep(0.5)  # it is asked whether it is well, in vain
+        assert engines(process.url)["a"]["out"] is None
+        resource.prlimit(pid, kind, (soft, hard))
+        assert ask(process.url).status_code == 200
+
+
 def test_with_no_other_engine_an_open_breaker_does_not_count() -> None:
     with rogue_server("500") as a, router("--engine", a.url, breaker_requests_min=1) as process:
         assert [ask(process.url).status_code for _ in range(3)] == [500] * 3
 
 
 def test_where_no_engine_is_there_the_reason_is_told() -> None:
-    with router("--engine", f"a@{nobody()}") as process:
+    with nobody() as url, router("--engine", f"a@{url}") as process:
         answer = ask(process.url)
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "no_engine"
@@ -221,14 +249,46 @@ def test_what_others_send_an_engine_counts_as_its_load(two: Two) -> None:
 def test_headers_are_passed_on_but_for_those_of_the_connection(two: Two) -> None:
     process, a, b = two
     tenant, trace = "gölden".encode(), "00-1-2-01"
-    headers = {"x-priority": "high", "x-tenant": tenant, "traceparent": trace, "te": "trailers"}
+    headers = {
+        "x-priority": "high", "x-tenant": tenant, "x-request-id": tenant, "traceparent": trace,
+        "te": "trailers", "connection": "keep-alive, X-Hop", "x-hop": "1",
+    }  # fmt: skip
     CLIENT.post(f"{process.url}/v1/completions", json={"prompt": "a"}, headers=headers)
     got = a.headers or b.headers
     assert got["x-priority"] == "high"
     assert got["x-tenant"].encode("latin-1") == tenant
+    assert got["x-request-id"].encode("latin-1") == tenant
     assert got["traceparent"] == trace
     assert "te" not in got
+    assert "x-hop" not in got
     assert got["host"] in a.url + b.url
+
+
+def test_a_header_that_no_engine_could_be_sent_is_refused_and_held_against_none(two: Two) -> None:
+    process, a, b = two
+    meter = Meter(process.url)
+    answer = CLIENT.post(
+        f"{process.url}/v1/completions", json={"prompt": "a"}, headers={"x-tenant": b"a\x01"}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["error"] == {
+        "code": "invalid_value",
+        "message": "x-tenant: has control characters, allowed: none",
+        "param": "x-tenant",
+    }
+    assert a.asked + b.asked == 0
+    assert meter.gained("requests") == {}
+
+
+def test_an_answer_without_a_body_is_no_first_byte(two: Two) -> None:
+    process, a, b = two
+    a.mode = b.mode = "empty"
+    name, meter = "router:time_to_first_byte_seconds_count", Meter(process.url)
+    before = counts(process.url, name)
+    answer = ask(process.url)
+    assert (answer.status_code, answer.content) == (200, b"")
+    eventually(lambda: meter.gained("requests") == {(answer.headers["x-engine"], "ok"): 1})
+    assert counts(process.url, name) == before
 
 
 def test_a_client_that_does_not_read_holds_its_engine_up_and_no_memory(two: Two) -> None:
@@ -240,8 +300,9 @@ def test_a_client_that_does_not_read_holds_its_engine_up_and_no_memory(two: Two)
         client.sendall(
             b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 15\r\n\r\n{"prompt": "a"}'
         )
-        seen = -1
+        seen, deadline = -1, time.monotonic() + 30
         while (now := a.flooded + b.flooded) != seen or not now:
+            assert time.monotonic() < deadline, "nothing comes, or no end of it"
             seen = now
             time.sleep(0.3)
     # What the sockets between them hold, and two buffers in the router.
