@@ -10,6 +10,7 @@ one first.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,8 @@ from engine.kv.allocator import PagedAllocator
 
 if TYPE_CHECKING:
     from engine.kv.tier import HostTier
+
+log = logging.getLogger("engine")
 
 SLACK_S = 150e-6  # of a step that must be left when a piece has been copied, or it is not begun
 NEWEST = 0.1  # what the newest step counts in the mean
@@ -96,7 +99,12 @@ class Prefetch:
         position = np.arange(min(count * size, left - there * size))
         slots = np.array(blocks)[position // size] * size + position % size
         stop, began = Event(), time.monotonic()
-        copying = self._thread.submit(self._copy, who, begin, slots, stop)
+        try:
+            copying = self._thread.submit(self._copy, who, begin, slots, stop)
+        except RuntimeError:  # no thread can be started
+            stop.set()  # for the next that can: the copy is in its queue already
+            allocator.end_loan(reversed(blocks), own=False)
+            return
         self.piece = Piece(blocks, len(position), began, stop, copying)
         self.begun += len(position)
 
@@ -110,7 +118,11 @@ class Prefetch:
             return
         piece, self.piece = self.piece, None
         piece.stop.set()
-        share, ended = piece.copying.result()
+        try:
+            share, ended = piece.copying.result()
+        except Exception:
+            log.exception("nothing was copied ahead; it is copied when its turn comes")
+            share, ended = 0.0, time.monotonic()
         self.tier.measured(share * piece.tokens, ended - piece.began)
         if share == 1.0:
             self.blocks += piece.blocks

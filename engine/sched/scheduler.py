@@ -232,6 +232,8 @@ class Scheduler:
             raise NotPossible(
                 "does_not_fit", "", f"half of {blocks} blocks would not hold one sequence of {one}"
             )
+        if self.tier is not None:
+            self.tier.ahead.roll_back()  # a step that failed has left a piece of its own
         self.prefixes.unpin()
         while not self.allocator.withhold(blocks // 2):
             self._preempt(self.priority.victim(self.running))
@@ -325,12 +327,12 @@ class Scheduler:
                 begun=bool(request.first_token),
             )
             self.running.append(request)
+            self.begun += not request.scheduled  # with `running`: what comes next may fail
             self._begin_with(request, found)
             if group is not None:
                 group.add(missing)
                 if not request.scheduled:
                     self.lengths.saw(request.prompt_tokens)
-            self.begun += not request.scheduled
             request.scheduled = request.scheduled or now
             chunk = self._next_chunk(request, count)
             assert chunk is not None

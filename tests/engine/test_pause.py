@@ -90,7 +90,9 @@ def test_wait_also_finishes_what_was_sent_back_for_memory() -> None:
     core = subject.core
     try:
         subject.stand_at = 250
+        core.pause(Pause.KEEP)  # until all three are there: else how far each comes is chance
         subject.submit([request(str(i), [66 + i] * 100, 200) for i in range(3)])
+        core.pause(Pause.NOT)
         subject.wait(tokens=250)
         eventually(lambda: stands(core))
         subject.stand_at = math.inf

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import wait
+from contextlib import contextmanager, nullcontext
 from threading import Event
 
 import numpy as np
@@ -16,7 +18,7 @@ from engine.config import EngineConfig
 from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
 from engine.kv.pool import KVPool
-from engine.kv.prefetch import SLACK_S
+from engine.kv.prefetch import SLACK_S, Prefetch
 from engine.kv.tier import BLOCK_TOKENS, HostTier
 from engine.models.llama import Llama
 from engine.pause import Pause
@@ -32,6 +34,17 @@ POOL_TOKENS = 96
 SIZES = (4, 8, 12)
 KEPT_MAX = 6
 LONG_STEP_S = 1e6
+
+
+@contextmanager
+def held_up(ahead: Prefetch) -> Iterator[None]:
+    """Its thread: no copy begins meanwhile."""
+    go_on = Event()
+    ahead._thread.submit(go_on.wait)
+    try:
+        yield
+    finally:
+        go_on.set()
 
 
 class Model:
@@ -109,7 +122,7 @@ class Model:
         self.allocator.release(blocks)
 
     def begin(self) -> None:
-        """A step: what is copied meanwhile comes in time, or perhaps not."""
+        """A step: what is copied meanwhile comes in time, or is late: as the seed says."""
         if not self.kept:
             return
         ahead = self.tier.ahead
@@ -117,13 +130,15 @@ class Model:
         if self.rng.random() < 0.1:  # others have cached more of what it begins with, or less
             full = self.kept[who].size(2) // self.pool.block_size
             self.first[who] = self.rng.randrange(full + 1) * self.pool.block_size
-        ahead.begin(
-            who, self.first[who], self.allocator, depth=self.rng.choice((8, 24, 100)),
-            spare=self.rng.randrange(self.allocator.free_blocks + 1),
-        )  # fmt: skip
-        if ahead.piece is not None and self.rng.random() < 0.3:
-            ahead.piece.stop.set()
-        elif ahead.piece is not None:
+        late = self.rng.random() < 0.3
+        with held_up(ahead) if late else nullcontext():
+            ahead.begin(
+                who, self.first[who], self.allocator, depth=self.rng.choice((8, 24, 100)),
+                spare=self.rng.randrange(self.allocator.free_blocks + 1),
+            )  # fmt: skip
+            if ahead.piece is not None and late:
+                ahead.piece.stop.set()
+        if ahead.piece is not None:
             wait([ahead.piece.copying])
         ahead.end()
 
@@ -245,17 +260,51 @@ def test_what_is_late_goes_back_to_the_last_snapshot_and_the_next_is_thought_slo
     wait([ahead.piece.copying])
     ahead.end()
     assert (ahead.tokens, allocator.free_blocks, allocator.cached_blocks) == (64, 28, 4)
-    speed, go_on = tier.bytes_per_s, Event()
-    busy = ahead._thread.submit(go_on.wait)
-    ahead.begin("one", 0, allocator, depth=512, spare=32)
-    ahead.piece.stop.set()  # as the end of the step does, which then waits for the thread
-    go_on.set()
-    assert busy.result()
+    speed = tier.bytes_per_s
+    with held_up(ahead):
+        ahead.begin("one", 0, allocator, depth=512, spare=32)
+        ahead.piece.stop.set()  # as the end of the step does, which then waits for the thread
     ahead.end()
     assert (ahead.tokens, allocator.free_blocks, allocator.cached_blocks) == (64, 28, 4)
     assert (ahead.begun, ahead.rolled_back, ahead.late) == (200, 136, 1)
     assert tier.tokens("one") == 200
     assert tier.bytes_per_s < speed
+
+
+class Broken(HostTier):
+    """Copies nothing back."""
+
+    def copy_back(
+        self, who: Hashable, first: int, slots: np.ndarray, stop: Callable[[], bool] = bool
+    ) -> float:
+        raise OSError("the host's memory is gone")
+
+
+def test_a_copy_that_fails_is_as_one_that_is_late(caplog: pytest.LogCaptureFixture) -> None:
+    pool = KVPool(layers=1, kv_heads=1, head_dim=2, blocks=32, block_size=16)
+    tier = Broken(lambda: pool, 2**20, layers=1, kv_heads=1, head_dim=2, dtype=torch.float32)
+    allocator, ahead = PagedAllocator(32), tier.ahead
+    held(tier, pool, 200)
+    ahead.timed(LONG_STEP_S)
+    ahead.begin("one", 0, allocator, depth=64, spare=32)
+    with caplog.at_level(logging.ERROR, "engine"):
+        ahead.end()
+    assert "the host's memory is gone" in caplog.text
+    assert (ahead.begun, ahead.rolled_back, ahead.late) == (64, 64, 1)
+    assert (allocator.free_blocks, allocator.cached_blocks) == (32, 0)
+    assert tier.tokens("one") == 200
+
+
+def test_where_no_thread_can_copy_nothing_is_begun() -> None:
+    pool = KVPool(layers=1, kv_heads=1, head_dim=2, blocks=32, block_size=16)
+    tier = HostTier(lambda: pool, 2**20, layers=1, kv_heads=1, head_dim=2, dtype=torch.float32)
+    allocator, ahead = PagedAllocator(32), tier.ahead
+    held(tier, pool, 200)
+    ahead.timed(LONG_STEP_S)
+    ahead._thread.shutdown()
+    ahead.begin("one", 0, allocator, depth=64, spare=32)
+    assert ahead.piece is None
+    assert (ahead.begun, allocator.free_blocks, allocator.cached_blocks) == (0, 32, 0)
 
 
 class Watched:
@@ -386,6 +435,20 @@ def test_whatever_ends_it_leaves_blocks_free_and_the_tier_with_all_of_it(
         if one.finish is not Finish.ABORT:
             assert subject.tokens[one.id] == expected[one.id]
     assert (ahead.tokens, scheduler.allocator.allocated_blocks) == (0, 0)
+
+
+def test_the_pool_is_halved_after_a_step_that_failed(model: Llama) -> None:
+    subject = Watched(bench(model, blocks=64, tier_bytes=PLENTY))
+    scheduler, ahead = subject.scheduler, subject.ahead
+    for one in long():
+        scheduler.add(one)
+    while (plan := scheduler.plan(AHEAD, 1.0)) and ahead.piece is None:
+        scheduler.commit(plan, np.full(len(plan.sampled), 65), 1.0, 2.0)
+    assert ahead.piece is not None  # and the step it is beside fails
+    scheduler.halve_pool()
+    assert (scheduler.allocator.withheld_blocks, ahead.piece, ahead.tokens) == (32, None, 0)
+    assert ahead.begun == ahead.rolled_back > 0
+    conserved(scheduler)
 
 
 def test_the_pool_is_recut_while_some_of_it_is_ahead(model: Llama) -> None:

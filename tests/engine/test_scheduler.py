@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.exec.rows import Rows
 from engine.knobs import RuntimeConfig
 from engine.kv.allocator import PagedAllocator
-from engine.kv.prefix import PrefixCache
+from engine.kv.prefix import Chain, PrefixCache
 from engine.models.tokenizer import EOS
 from engine.pause import Pause
 from engine.sched.request import PRIORITIES, Finish, Request
@@ -177,6 +177,25 @@ def test_a_paused_engine_finishes_what_it_sent_back_however_many_wait(weights: s
         pass
     assert subject.begun == 0
     assert all(one.finish is Finish.LENGTH for one in waits)
+
+
+class Failing(PrefixCache):
+    """Fails where a request is admitted."""
+
+    def take(self, chain: Chain | None, blocks: list[int]) -> None:
+        raise RuntimeError("boom")
+
+
+def test_a_request_whose_admission_fails_has_not_begun_when_it_has_ended() -> None:
+    rows = Rows(rows=64, model_len_max=512, block_size=16)
+    subject = Scheduler(rows, Failing(PagedAllocator(512), 16, on=False))
+    subject.add(request("fails", [66] * 10, 3))
+    with pytest.raises(RuntimeError, match="boom"):
+        subject.plan(RuntimeConfig(), 1.0)
+    (one,) = subject.running
+    assert subject.begun == 1
+    assert subject.abandon(one, Finish.ERROR, 2.0)
+    assert subject.begun == 0
 
 
 def test_an_idle_engine_holds_its_first_request_to_gather_a_batch() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.traces.formats import FORMATS, Row, TraceError, detect
@@ -226,6 +226,7 @@ def test_prompts_are_the_same_for_the_same_seed_and_unlike_for_another(tmp_path:
     assert first.id != asked(path, seed=1)[0].id
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=6, unique=True),
     st.integers(1, 512),
